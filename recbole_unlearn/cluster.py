@@ -169,6 +169,36 @@ def _outcome(ray: Any, task: Any) -> Any:
         )
 
 
+Calls = Callable[..., list[Any]]  # the name of a method, arguments for all objects, and one of each
+
+
+@contextlib.contextmanager
+def held(kind: type, pieces: Callable[[int], Sequence[tuple]], address: str | None) -> Iterator[Calls]:
+    """Objects ``kind(*piece)`` that stay where they are, and a function that calls a method of all, in their order.
+
+    Without an address there is one, in this process; a cluster has one for each of its cores. They are arrays to
+    Ray, which sends an argument for all once to a node. They ask for no core: another task never has to end first.
+    """
+    if address is None:
+        one = kind(*pieces(1)[0])
+        yield lambda name, shared, own: [getattr(one, name)(*shared, own[0])]
+        return
+    with session(address) as ray:
+        number = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        remote = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(kind)
+        objects = [remote.remote(*piece) for piece in pieces(number)]
+
+        def call(name: str, shared: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+            sent = [ray.put(one) for one in shared]
+            pairs = zip(objects, own, strict=True)
+            found = [_outcome(ray, task) for task in [getattr(one, name).remote(*sent, x) for one, x in pairs]]
+            for error in (one for one in found if isinstance(one, Exception)):
+                raise error
+            return found
+
+        yield call
+
+
 def _with_threads(threads: int, work: Callable[..., Any], piece: tuple) -> Any:
     """A piece of work in a process of Ray, with a number of threads."""
     torch.set_num_threads(threads)

@@ -194,9 +194,25 @@ def test_a_cluster_of_two_nodes(one_ray, small, small_grid, settings, monkeypatc
             cells = run_grid(grid, config_dict=given | there | {"workers": None})
             of_cells, places = set(places), []
             run_unlearn("BPR", "tiny", unlearn="sisa", config_dict=shards | there)
+            monkeypatch.setattr(cluster, "_outcome", outcome)
+
+            class Here:  # local, so that Ray carries it to its workers by value
+                def __init__(self, number):
+                    self.number = number
+
+                def node(self, shared, own):
+                    return ray.get_runtime_context().get_node_id(), shared + own + self.number
+
+            with cluster.held(Here, lambda n: [(k,) for k in range(n)], nodes.address) as call:
+                of_objects = call("node", [10], [100, 200])
+            far = run_unlearn("BPR", "tiny", unlearn="rebuild", config_dict=settings | there | {"report": "none"})
     finally:
         ray.shutdown()
         nodes.shutdown()
+    near = run_unlearn("BPR", "tiny", unlearn="rebuild", config_dict=settings | {"report": "none"})
+    assert same(near.model.state_dict(), far.model.state_dict())
+    assert [number for _, number in of_objects] == [110, 211]
+    assert len({node for node, _ in of_objects}) == 2
     assert [record["state"] for record in found["trials"]] == ["finished"] * 8
     assert not cells.failed
     assert len({record["node"] for record in found["trials"]}) == len(of_cells) == len(set(places)) == 2

@@ -11,6 +11,8 @@ from recbole.data.dataset import Dataset
 from recbole.sampler import Sampler
 from scipy import sparse
 
+HELD = 2**16  # sets, at most: all of them take several times the memory of the interactions
+
 
 class UsedItems:
     """In place of RecBole's array of sets: that of a user, or a list of those of several."""
@@ -34,6 +36,8 @@ class UsedItems:
             return [self[user] for user in users]
         user = int(users or 0)  # before the first user FullSortEvalDataLoader asks for None; the padding has nothing
         if user not in self._sets:
+            if len(self._sets) >= HELD:  # an evaluation asks for every user once
+                self._sets.clear()
             start, end = self._matrix.indptr[user : user + 2]
             self._sets[user] = set(self._matrix.indices[start:end].tolist())
         return self._sets[user]

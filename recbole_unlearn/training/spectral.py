@@ -26,6 +26,8 @@ validation interactions into the number of epochs, so the result is a model of i
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -38,6 +40,7 @@ from recbole.utils import ModelType
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
+from recbole_unlearn.cluster import held
 from recbole_unlearn.data import SequenceSplits, Splits
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import SIDES, Side, Table, find_tables, pair_scores
@@ -88,8 +91,10 @@ def tables_by_width(
 class SpectralStart:
     """The spectral start of one model, and the short training that follows it."""
 
-    def __init__(self, model: AbstractRecommender, splits: Splits, seed: int) -> None:
-        """Give the rows of ``model`` their start."""
+    def __init__(
+        self, model: AbstractRecommender, splits: Splits, seed: int, address: str | None = None
+    ) -> None:  # fmt: skip
+        """Give the rows of ``model`` their start; with the ``address`` of a cluster, computed there."""
         self._model, self._train = model, splits.train
         in_sequence = isinstance(splits, SequenceSplits)
         self._recipe = SEQUENTIAL if in_sequence else OTHER
@@ -98,7 +103,7 @@ class SpectralStart:
         self._rows: dict[int, Rows] = {}  # by width
         with threadpool_limits(1):  # more are many times slower on a busy machine, and sum in another order
             for width in self._tables:
-                self._rows[width] = by_interactions(splits.train, width, generator)
+                self._rows[width] = by_interactions(splits.train, width, generator, address)
         picked = torch.randint(0, len(self._train), (PAIRS,), generator=generator)
         users, items = (self._train.inter_feat[f][picked] for f in (self._train.uid_field, self._train.iid_field))
         self._pairs = users, items, torch.randint(1, self._train.item_num, (PAIRS,), generator=generator)
@@ -159,28 +164,75 @@ def most_epochs(config: UnlearnConfig) -> int:
     return (SEQUENTIAL if config["MODEL_TYPE"] == ModelType.SEQUENTIAL else OTHER).epochs(config)
 
 
-def by_interactions(train: Dataset, width: int, generator: torch.Generator) -> Rows:
-    """The rows of users and items; repeated interactions count once."""
+def by_interactions(train: Dataset, width: int, generator: torch.Generator, address: str | None = None) -> Rows:
+    """The rows of users and items; repeated interactions count once.
+
+    Products and solutions are computed by blocks of rows on the cluster at ``address``, to the same bits as here.
+    """
     users, items = (train.inter_feat[field].numpy() for field in (train.uid_field, train.iid_field))
     shape = train.user_num, train.item_num
     matrix = sparse.csr_matrix((np.ones(len(users), dtype=np.int8), (users, items)), shape=shape)
-    ones = torch.ones(matrix.nnz)  # the values of both; those of the matrix are not read
-    pattern = [
-        csr_tensor(torch.from_numpy(one.indptr), torch.from_numpy(one.indices), ones, one.shape)
-        for one in (matrix, matrix.T.tocsr())
-    ]
-    roots = [one.crow_indices().diff().clamp(min=1).float().sqrt()[:, None] for one in pattern]
-    # N x = Du^-½ (X (Di^-½ x)): X alone is kept, once in each direction
-    left, values, right = truncated_svd(
-        lambda x: pattern[0] @ (x / roots[1]) / roots[0], lambda x: pattern[1] @ (x / roots[0]) / roots[1],
-        shape, width, generator,
-    )  # fmt: skip
-    rows = [roots[0] * left * values.sqrt(), roots[1] * right * values.sqrt()]
-    weight = UNSEEN * len(ones) / (shape[0] * shape[1])
-    for _ in range(SWEEPS):
-        rows[0] = least_squares(pattern[0], rows[0], rows[1], weight)
-        rows[1] = least_squares(pattern[1], rows[1], rows[0], weight)
+    number, sides = matrix.nnz, [matrix, matrix.T.tocsr()]
+    del matrix
+    roots = [torch.from_numpy(np.diff(one.indptr)).clamp(min=1).float().sqrt()[:, None] for one in sides]
+    bounds: list[np.ndarray] = []  # of the blocks, by side: as many interactions in each
+
+    def pieces(blocks: int) -> list[tuple]:
+        parts, ends = [], np.linspace(0, number, blocks + 1)[1:-1]
+        while sides:  # the blocks have them from now on
+            one = sides.pop(0)
+            bounds.append(np.concatenate([[0], np.searchsorted(one.indptr, ends), [one.shape[0]]]))
+            cuts = itertools.pairwise(bounds[-1])
+            parts.append([one] if blocks == 1 else [one[low:high] for low, high in cuts])
+        return [([(part.indptr, part.indices, part.shape) for part in both],) for both in zip(*parts, strict=True)]
+
+    with held(RowBlocks, pieces, address) as call:
+
+        def times(side: int, x: torch.Tensor) -> torch.Tensor:
+            """N x = Du^-½ (X (Di^-½ x)) for side 0, Nᵀ x for side 1: X alone is kept, once in each direction."""
+            found = call("times", [(x / roots[1 - side]).numpy()], [side] * (len(bounds[0]) - 1))
+            return joined(found) / roots[side]
+
+        left, values, right = truncated_svd(
+            functools.partial(times, 0), functools.partial(times, 1), shape, width, generator
+        )
+        rows = [roots[0] * left * values.sqrt(), roots[1] * right * values.sqrt()]
+        weight = UNSEEN * number / (shape[0] * shape[1])
+        for side in (0, 1) * SWEEPS:
+            own = [rows[side][low:high].numpy() for low, high in itertools.pairwise(bounds[side])]
+            rows[side] = joined(call("solve", [side, rows[1 - side].numpy(), weight], own))
     return {"user": rows[0], "item": rows[1]}
+
+
+def joined(parts: Sequence[np.ndarray]) -> torch.Tensor:
+    """Blocks of rows, one after the other; one is not copied."""
+    return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+
+def tensor(values: np.ndarray) -> torch.Tensor:
+    """The same numbers, copied only where they must not be written to, as what Ray brings."""
+    return torch.from_numpy(np.require(values, requirements="W"))
+
+
+class RowBlocks:
+    """A block of rows of X and one of Xᵀ, in this process or on a worker; arguments and results are arrays."""
+
+    def __init__(self, parts: Sequence[tuple[np.ndarray, np.ndarray, tuple[int, int]]]) -> None:
+        """The ends of rows, the columns and the shape of both."""
+        ones = torch.ones(max(len(columns) for _, columns, _ in parts))
+        self._patterns = [
+            csr_tensor(tensor(ends), tensor(columns), ones[: len(columns)], shape) for ends, columns, shape in parts
+        ]
+
+    def times(self, others: np.ndarray, side: int) -> np.ndarray:
+        """The rows of X, or of Xᵀ, times ``others`` (m, d)."""
+        with threadpool_limits(1):  # more are many times slower on a busy machine, and sum in another order
+            return (self._patterns[side] @ tensor(others)).numpy()
+
+    def solve(self, side: int, others: np.ndarray, weight: float, rows: np.ndarray) -> np.ndarray:
+        """See :func:`least_squares`."""
+        with threadpool_limits(1):
+            return least_squares(self._patterns[side], tensor(rows), tensor(others), weight).numpy()
 
 
 def least_squares(pattern: torch.Tensor, rows: torch.Tensor, others: torch.Tensor, weight: float) -> torch.Tensor:

@@ -321,7 +321,7 @@ def train_here(
         model.load_state_dict(start)
     if config["start"] == SPECTRAL and config["MODEL_TYPE"] != ModelType.TRADITIONAL:
         began = time.perf_counter()
-        if rows := SpectralStart(model, splits, config["seed"]):
+        if rows := SpectralStart(model, splits, config["seed"], config["ray_address"]):
             return _train_from(rows, began, config, splits, label, model, watcher)
         text = "%s has no rows of users and items for a spectral start: it is trained in full."
         logger.info(text, config["model"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recbole.sampler import Sampler
 
-from recbole_unlearn.data import Located, append, divide, inject, load, loaders
+from recbole_unlearn.data import Located, append, divide, inject, load, loaders, used_items
 from recbole_unlearn.data.used_items import used_ids
 from recbole_unlearn.settings import ForgetSettings
 from tests.data.conftest import pairs
@@ -123,12 +123,15 @@ def test_nothing_to_inject_is_refused(splits, changes):
     refused("nothing to forget", inject, splits, options(**changes), 0, None)
 
 
-def test_used_items_are_the_sets_of_recbole(splits):
+@pytest.mark.parametrize("held", [2**16, 2])
+def test_used_items_are_the_sets_of_recbole(splits, monkeypatch, held):
+    monkeypatch.setattr(used_items, "HELD", held)
     sampler = Sampler(["train", "valid", "test"], list(splits))
     for phase, ours in used_ids(sampler).items():
         theirs = sampler.used_ids[phase]
         assert ours[np.arange(sampler.user_num)] == theirs.tolist()
         assert ours[np.int64(3)] == ours[3] == theirs[3]
+        assert len(ours._sets) <= held
 
 
 def test_an_epoch_of_the_lean_loop_makes_no_used_items_and_evaluation_its_users_own(splits, tiny_config):

@@ -1,5 +1,6 @@
 """The spectral start, and rebuild: closed forms of the SVD, and the proof that nothing but retained data goes in."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -66,6 +67,23 @@ def test_rows_solve_their_normal_equations(monkeypatch):
         ridge = RIDGE * ((x.sum(1) + w * 6) @ (p**2).sum(1) + (x.sum(0) + w * 7) @ (q**2).sum(1))
         losses.append(((1 - s)[x > 0] ** 2).sum() + w * (s**2).sum() + ridge)
     assert losses[0] > losses[1] > losses[2]
+
+
+@pytest.mark.parametrize("number", [2, 3, 20])
+def test_blocks_of_rows_have_the_bits_of_all_rows(monkeypatch, number):
+    """Also more blocks than rows with interactions."""
+    pairs = np.argwhere(np.random.default_rng(1).random((40, 9)) < 0.3).tolist()
+    train = Rows(pairs, users=41, items=9)
+
+    @contextlib.contextmanager
+    def divided_into(kind, pieces, address):
+        assert address == "there"
+        objects = [kind(*piece) for piece in pieces(number)]
+        yield lambda name, shared, own: [getattr(a, name)(*shared, b) for a, b in zip(objects, own, strict=True)]
+
+    here = by_interactions(train, 5, torch.Generator().manual_seed(0))
+    monkeypatch.setattr(module, "held", divided_into)
+    assert same(here, by_interactions(train, 5, torch.Generator().manual_seed(0), "there"))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +162,7 @@ def test_every_training_of_a_run_can_have_a_spectral_start(settings, monkeypatch
     sizes = []
     made = SpectralStart.__init__
 
-    def init(self, model, splits, seed):
+    def init(self, model, splits, seed, address):
         sizes.append(len(splits.train))
         made(self, model, splits, seed)
 
