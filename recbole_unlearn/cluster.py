@@ -184,9 +184,14 @@ def held(kind: type, pieces: Callable[[int], Sequence[tuple]], address: str | No
         yield lambda name, shared, own: [getattr(one, name)(*shared, own[0])]
         return
     with session(address) as ray:
-        number = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        remote = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(kind)
-        objects = [remote.remote(*piece) for piece in pieces(number)]
+        on = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        nodes = [(node["NodeID"], int(node["Resources"].get("CPU", 0))) for node in ray.nodes() if node["Alive"]]
+        places = [name for name, cores in nodes for _ in range(cores)]
+        remote = ray.remote(num_cpus=0)(kind)
+        objects = [
+            remote.options(scheduling_strategy=on(place, soft=False)).remote(*piece)
+            for place, piece in zip(places, pieces(len(places)), strict=True)
+        ]
 
         def call(name: str, shared: Sequence[Any], own: Sequence[Any]) -> list[Any]:
             sent = [ray.put(one) for one in shared]

@@ -187,8 +187,10 @@ class RetainedIndex:
 
     def counts(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
         """How many interactions each of ``ids`` has left."""
-        gone = torch.bincount(self.index.ids[side][self.asked], minlength=self.index.sizes[side])
-        return self.index.counts(side, ids) - gone[ids]
+        gone = self.index.ids[side][self.asked].sort().values
+        return (
+            self.index.counts(side, ids) - torch.searchsorted(gone, ids, right=True) + torch.searchsorted(gone, ids)
+        )
 
     def are_known(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Which pairs have an interaction that is left (a mask)."""

@@ -94,7 +94,6 @@ def spread(touched: Region, retained: RetainedIndex, reach: float = REACH) -> Re
     for side, members in touched.items():
         level[side] = torch.zeros(index.sizes[side])
         level[side][members.ids] = degree(side, members.share.float())
-    number = {side: retained.counts(side, torch.arange(n)).clamp(min=1) for side, n in index.sizes.items()}
     total = {side: torch.zeros(n) for side, n in index.sizes.items()}  # Σ of c over the retained neighbours
     known = {side: torch.zeros(n) for side, n in index.sizes.items()}  # the c that are in these sums
     for _ in range(HOPS):
@@ -106,8 +105,9 @@ def spread(touched: Region, retained: RetainedIndex, reach: float = REACH) -> Re
             total[OTHER[side]].index_add_(0, index.ends(side, ids)[left], each[left])
             known[side] = values.clone()
         for side in [OTHER[side] for side in level]:
-            mean = total[side] / number[side]
-            level[side] = torch.maximum(level[side], torch.where(mean >= reach, mean, 0.0))
+            ids = total[side].nonzero().flatten()
+            mean = total[side][ids] / retained.counts(side, ids).clamp(min=1)
+            level[side][ids] = torch.maximum(level[side][ids], torch.where(mean >= reach, mean, 0.0))
         _limit(touched, level, index, room)
     region = Region()
     for side, values in level.items():
