@@ -197,8 +197,8 @@ def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
     return cells
 
 
-def _refuse_cell_settings(values: Mapping[Any, Any]) -> None:
-    """Refuse settings that a grid gives its runs by other means."""
+def _refuse_cell_settings(values: Mapping[Any, Any], in_grid: bool = False) -> None:
+    """Refuse settings that a grid gives its runs by other means; in its own file also places other than the data."""
     for key in values:
         problem = ""
         if not isinstance(key, str):
@@ -207,6 +207,8 @@ def _refuse_cell_settings(values: Mapping[Any, Any]) -> None:
             problem = f"{key} differs between the runs of a grid: list its values under {_OF_CELLS[key]}"
         elif not about(key).per_run:
             problem = f"{key} is not a setting of the runs of a grid; leave it out"
+        elif in_grid and about(key).role is Role.PLACE and key != "data_path":
+            problem = f"{key} is a place on one machine: give --{key} on the command line instead"
         if problem:
             raise UnlearnError(f"{problem}.")
 
@@ -226,7 +228,7 @@ def _cells(
         with problems.noted():
             for file in _list(part, "config_files") if "config_files" in part else []:
                 values |= _settings_of(read_yaml(Path(file), option="config_files"))
-            values |= _settings_of(part.get("settings", {}))
+            values |= _settings_of(part.get("settings", {}), in_grid=True)
     values |= given
     block |= {key: value for key, value in shared.items() if key not in block}
     lists: dict[str, list[Any]] = {key: [] for key in _LISTS}
@@ -249,10 +251,10 @@ def _cells(
             yield from (first._replace(subject=s, seed=n) for s, n in itertools.product(subjects, lists["seeds"]))
 
 
-def _settings_of(values: Any) -> dict[str, Any]:
+def _settings_of(values: Any, in_grid: bool = False) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UnlearnError("settings is not a mapping; expected for example settings: {epochs: 50}.")
-    _refuse_cell_settings(values)
+    _refuse_cell_settings(values, in_grid)
     return values
 
 

@@ -6,9 +6,8 @@ ratio. A method starts from its own original where it has one. The templates hav
 """
 
 import functools
-import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes
 from recbole_unlearn.measures import SHORT
-from recbole_unlearn.report import entries, figures, page
+from recbole_unlearn.report import entries, page
 from recbole_unlearn.report.entries import AFTER, BEFORE, GOAL, FigureOf, Runs, affected_ndcg, ratio_of_sums
 from recbole_unlearn.report.page import MISSING, decimal, signed, spread
 from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, RunResult
@@ -28,6 +27,7 @@ _IN_PAPER = [f"{metric}@{cut}" for metric in ("recall", "ndcg") for cut in (10, 
 _rate: FigureOf = attrgetter("demotion_rate")
 _seconds: FigureOf = attrgetter("seconds")
 _auc: FigureOf = methodcaller("figure", "attack", "auc")
+_overlap: FigureOf = methodcaller("figure", "overlap@20", "affected")
 # A kind of table is a function that makes the row of a method, by column.
 Row = Callable[[Runs], dict[str, str]]
 
@@ -50,31 +50,13 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
 
 def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_PLAN) -> list[bytes]:
     """The page about ``results``, and their tables as Markdown and as LaTeX."""
-    found = entries.grouped(results, entries.NO_PLAN._replace(requests=plan.requests))
-    groups = {place: {runs.name: runs for runs in methods} for place, methods in found.items()}
-    names = list(dict.fromkeys(name for methods in groups.values() for name in methods))
-    looks = figures.looks(names)
-    amounts = {
-        "method": len([name for name in names if name not in entries.REFERENCES]),
-        "dataset": len({place.dataset for place in groups}),
-        "model": len({place.model for place in groups}),
-    }
-    counts = ", ".join(page.counted(amount, noun) for noun, amount in amounts.items())
+    tables = tables_of(results, plan)
     dates = sorted(str(result.date) for result in results if page.day(result.date))
     ends = " to ".join(dict.fromkeys(str(page.day(date)) for date in (dates[:1] + dates[-1:])))
-    tables = tables_of(results, plan)
     values = {
         "title": "Unlearning methods compared",
-        "subject": " · ".join(filter(None, [f"{page.counted(len(results), 'run')}: {counts}", ends])),
+        "subject": " · ".join(filter(None, [page.counted(len(results), "run"), ends])),
         "has_noise": any(map(entries.is_noise, results)),
-        "rows": {
-            place.title: [_row(methods[name], looks[name].color) for name in names if name in methods]
-            for place, methods in groups.items()
-        },
-        "figures": {
-            place.title: [_trade_off(methods, looks, x) for x in ("demotion_rate", "seconds")]
-            for place, methods in groups.items()
-        },
         "tables": tables,
         "by_title": {one.title: [table for table in tables if table.title == one.title] for one in tables},
         "note": _note(tables),
@@ -83,43 +65,10 @@ def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_P
     return [page.render(template, **values) for template in ("comparison.html", *TABLES)]
 
 
-def _row(runs: Runs, color: str) -> list[str]:
-    is_reference, seconds = runs.name in entries.REFERENCES, runs.known(AFTER, _seconds)
-    return [
-        page.lines(page.chip(page.phase_title(runs.name), color), *([] if is_reference else [_verdicts(runs)])),
-        _mean(runs, _rate),
-        _mean(runs, _auc, distance_first=True),
-        _mean(runs, affected_ndcg, digits=4),
-        "" if is_reference else page.percent(entries.recovered(runs.entries)),
-        _mean(runs, lambda phase: phase.figure("overlap@20", "affected")),
-        page.duration(statistics.fmean(seconds)) if seconds else "loaded",
-        "" if is_reference else page.times(ratio_of_sums(runs.pairs(GOAL, AFTER, _seconds))),
-        str(len(runs.entries)),
-    ]
-
-
 def _verdicts(runs: Runs) -> str:
     """The levels of the runs' verdicts: near, or how many have which where they differ."""
     levels = Counter(SHORT[entry.level] for entry in runs.entries if entry.level in SHORT).most_common()
     return ", ".join(f"{said} {amount}×" if len(levels) > 1 else said for said, amount in levels) or MISSING
-
-
-def _mean(runs: Runs, of: FigureOf, digits: int = 3, distance_first: bool = False) -> str:
-    """Mean ± deviation, and below it the mean of value − retrained's value in the same run."""
-    written, pairs = runs.spread(AFTER, of, digits), runs.pairs(AFTER, GOAL, of)
-    if not pairs:
-        return written
-    distance = signed(statistics.fmean(value - goal for value, goal in pairs), digits)
-    return page.lines(distance, f"is {written}") if distance_first else page.lines(written, distance)
-
-
-def _trade_off(methods: Mapping[str, Runs], looks: Mapping[str, figures.Look], x: str) -> figures.Figure | None:
-    """Utility against the attribute ``x`` of phases."""
-    phases = [(name, entry.phase) for name, runs in methods.items() for entry in runs.entries]
-    known = [(name, getattr(phase, x), affected_ndcg(phase)) for name, phase in phases]
-    points = [(name, at, y) for name, at, y in known if at is not None and y is not None]
-    title = x.replace("_", " ")
-    return figures.trade_off(points, looks, title, "NDCG@20, affected users", logarithmic=x == "seconds")
 
 
 class Table(NamedTuple):
@@ -151,7 +100,7 @@ def tables_of(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_
     asked = dict.fromkeys(key for result in results for key in asked_metrics(result))
     utility = {page.metric_title(key): _utility(key) for key in asked}
     captions, made = dict.fromkeys(utility, words()["utility"]) | words()["captions"], []
-    for title, row in (utility | _KINDS).items():
+    for title, row in ({"Overview": _overview} | utility | _KINDS).items():
         for dataset, request in subjects:
             bodies = {
                 place.model: [
@@ -252,6 +201,19 @@ def _demotion(runs: Runs) -> dict[str, str]:
 
 def _attack(runs: Runs) -> dict[str, str]:
     return {**_gaps(runs, _auc), "Verdict": _verdicts(runs)}
+
+
+def _overview(runs: Runs) -> dict[str, str]:
+    attack, time = _attack(runs), _time(runs)
+    return {
+        "Verdict": attack["Verdict"],
+        "Demotion rate, gap": _demotion(runs)["Gap"],
+        "Attack AUC, gap": attack["Gap"],
+        "Recovered": _affected(runs)["Recovered"],
+        "Top-20 overlap": runs.spread(AFTER, _overlap, digits=3),
+        "Seconds": time["Seconds"],
+        "Speed-up": time["Speed-up"],
+    }
 
 
 def _time(runs: Runs) -> dict[str, str]:

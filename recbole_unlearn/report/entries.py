@@ -38,11 +38,6 @@ class Place(NamedTuple):
         request = (source or MISSING) + ("" if ratio is None else f", {100 * ratio:.6g}% of users")
         return cls(dataset or MISSING, model or MISSING, request, ratio)
 
-    @property
-    def title(self) -> str:
-        """Its heading on a page."""
-        return " · ".join((self.dataset, self.model, self.request))
-
 
 class Entry(NamedTuple):
     """One phase of one run, with the original and the retrained model of the same run."""

@@ -45,8 +45,6 @@ def write_page(target: Path, template: str, **values: Any) -> Path:
 @functools.cache
 def _environment(kind: str) -> jinja2.Environment:
     """Every value that a template prints is escaped for its ``kind``: html, md or tex."""
-    from recbole_unlearn.report.drawing import layout  # it draws what is titled here
-
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("recbole_unlearn.report"),
         autoescape=True,
@@ -54,7 +52,7 @@ def _environment(kind: str) -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    own = (chip, count, counted, day, decimal, difference, duration, flat, layout, lines, listed, metric_title,
+    own = (chip, count, counted, day, decimal, difference, duration, flat, lines, listed, metric_title,
            percent, phase_title, plain, prose, shell, signed, times, without_gaps)  # fmt: skip
     made.filters |= {one.__name__: one for one in own}
     if kind == "html":

@@ -25,7 +25,6 @@ from recbole_unlearn.results.table import line_states, measured_figures
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
 GROUPS = ("metrics", "affected", "unaffected", "masked")  # of users, in a phase
-_HARM = 0.02  # recall@20 that a group may lose compared with retraining before a small request is looked at
 _CURVES = {  # titles of what our methods record by step; any other curve has its own name
     "loss": "objective",
     "demotion": "demotion rate of deleted pairs",
@@ -76,12 +75,7 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         shown=shown,
         metrics=list(dict.fromkeys(key for _, one in shown for group in GROUPS for key in getattr(one, group))),
         distribution=figures.distribution(phases),
-        by_k={metric: figures.by_k(phases, metric) for metric in ("recall", "ndcg")},
         forgetting=[] if result.few else list(measured_figures(phases)),
-        damage={} if is_small(result, phases) else {
-            grouping: (figures.damage(phases, grouping), *(figures.changes(phases, n, grouping) for n in OWN[1:3]))
-            for grouping in figures.GROUPINGS
-        },
         curves=_curves(result),
         command=None if given is None else command(result, given),
         asked={k: v for k, v in result.forget.to_json().items() if v is not None} | result.difficulty,
@@ -120,30 +114,13 @@ def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, 
     return found
 
 
-def is_small(result: RunResult, phases: figures.Phases) -> bool:
-    """Whether the request is too small for changes in thirds of all users to come from it.
-
-    Changes are then those of two trainings; unless the method harms where retraining does not.
-    """
-    users = result.forget.users
-    parts = phases.get(ORIGINAL, PhaseResult()).groups.get("user_activity", {}).values()
-    sizes = [part["users"] for part in parts if "users" in part]
-    if users is None or not sizes or 10 * users > min(sizes):
-        return False
-    own, goal = (
-        min((c for g in figures.GROUPINGS for c in figures.changes(phases, name, g).values()), default=0.0)
-        for name in (UNLEARNED, RETRAINED)
-    )
-    return own >= min(goal, 0.0) - _HARM
-
-
 def _curves(result: RunResult) -> list[tuple[figures.Figure | None, str, str]]:
     drawn = []
     for kind in dict.fromkeys(kind for own in result.curves.values() for kind in own):
         title, is_share = _CURVES.get(kind, kind.replace("_", " ")), kind.endswith(("demotion", "attack"))
         goal = result.retrained.demotion_rate if kind == "demotion" and result.retrained else None
         unit = "epoch" if kind.startswith("relearned") else "step"
-        figure = figures.curve(result.curves, kind, title, goal, is_share, unit)
+        figure = figures.curve(result.curves, kind, (unit, title), goal, 1.02 if is_share else None)
         drawn.append((figure, f"{title[:1].upper()}{title[1:]} by {unit}.", ""))
     return drawn
 

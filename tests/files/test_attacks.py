@@ -146,8 +146,8 @@ def test_settings_of_another_kind_end_in_one_line(forged, unlearn, tmp_path, val
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_grid_file_names_no_place(tmp_path, capsys):
-    for key in ("data_path", "cache_dir", "download_url", "pretrain_path", "output_dir", "checkpoint"):
+def test_a_grid_file_names_no_place_but_its_data(tmp_path, capsys):
+    for key in ("cache_dir", "download_url", "pretrain_path", "output_dir", "checkpoint"):
         lists = "datasets: [tiny]\nmodels: [BPR]\nmethods: [finetune, retrain]\nseeds: [1]\nratios: [0.1]\n"
         (tmp_path / "g.yaml").write_text(f"{lists}settings: {{{key}: /x}}\n")
         assert cli.main([f"--grid={tmp_path / 'g.yaml'}"]) == 2

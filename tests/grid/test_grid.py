@@ -144,7 +144,7 @@ def test_requests_own_models_config_files_and_data_paths(file, settings, tmp_pat
     tables = (tmp_path / "grid" / "tables.md").read_text()
     assert all(f"tiny · file {name}" in tables for name in ("first", "second"))
     assert "Missing" not in tables
-    assert "tiny · Own · file second" in (tmp_path / "grid" / "comparison.html").read_text()
+    assert "tiny · file second" in (tmp_path / "grid" / "comparison.html").read_text()
     (tmp_path / "first.csv").write_text("user_id,item_id\nu3,\n")  # its result is of another request
     refused("older than first.csv", run_grid, path, config_dict=given)
 
