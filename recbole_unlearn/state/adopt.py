@@ -19,8 +19,9 @@ from recbole_unlearn.quick_start import configured
 from recbole_unlearn.settings import Role, UnlearnConfig, about
 from recbole_unlearn.state.context import Core
 from recbole_unlearn.state.database import ADOPTED, NOT_FINAL
+from recbole_unlearn.state.deltas import NewBase
 from recbole_unlearn.state.live import load_trained
-from recbole_unlearn.state.publish import NewBase, final, finish, replace_base
+from recbole_unlearn.state.publish import final, finish, replace_base
 from recbole_unlearn.state.verify import deleted_in
 
 _NOT_KEPT = {
@@ -60,7 +61,7 @@ def taken(core: Core, config: UnlearnConfig, original: Checkpoint, said: Mapping
     # A model that was trained on the data it has has no counts of earlier interactions.
     exact = source.fitted is None or config["MODEL_TYPE"] == ModelType.TRADITIONAL
     own = core.configured(said)
-    return NewBase(own, trained.state_dict, moments, source.splits, source.clock, source.fitted), exact
+    return NewBase(own, trained.state_dict, moments, source), exact
 
 
 def adopt(core: Core, path: str | Path, data_path: str | Path | None) -> int:
@@ -74,7 +75,7 @@ def adopt(core: Core, path: str | Path, data_path: str | Path | None) -> int:
     said = described(original, own)
     new, exact = taken(core, config, original, said)
     last = core.database.newest()
-    if found := sum(deleted_in(core.suppression(), new.splits).values()):
+    if found := sum(deleted_in(core.suppression(), new.data.splits).values()):
         raise UnlearnError(
             f"The data of {shown(path)} has {found} pairs that were deleted or are asked for. Delete them at the "
             "source, and train again; `requests check` counts them in a file. The state is unchanged."

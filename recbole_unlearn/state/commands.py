@@ -407,7 +407,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
         ],
     ),
     "ledger": (
-        lambda database, given: sys.stdout.writelines(database.ledger_lines()),
+        lambda database, given: print(database.ledger(), end=""),
         "print the ledger as JSON Lines", "", [],
     ),
     "recommend": (

@@ -165,10 +165,8 @@ class Core:
 
     def version(self) -> Version:
         """The current files and changes."""
-        base = self.database.rows("SELECT weights, moments, dataset, deleted FROM base")
-        if not base:
-            self.about("model")  # says what to do
-        return Version(Base(*base[0]), self.database.value("SELECT max(number) FROM changes"))
+        names = self.database.rows("SELECT weights, moments, dataset, deleted FROM base")[0]
+        return Version(Base(*names), self.database.value("SELECT max(number) FROM changes"))
 
     def named_files(self) -> set[str]:
         """The files that the database names."""
@@ -240,16 +238,10 @@ class Core:
         users, items = (train.field2id_token[field] for field in (train.uid_field, train.iid_field))
         return {(str(users[user]) if user else None, str(items[item]) if item else None) for user, item in pairs}
 
-    def deleted(self) -> set[str]:
-        """The keyed hashes of published pairs, without those that returned with newer data."""
-        return {line for line in self._lines() if not line.startswith(NOTE)}
-
-    def notes(self) -> set[str]:
-        """The keyed hashes of published pairs with a note, see :func:`pair_hash`."""
-        return {line.removeprefix(NOTE) for line in self._lines() if line.startswith(NOTE)}
-
-    def _lines(self) -> list[str]:
-        return self.store.read(self.version().base.deleted).decode().split()
+    def deleted(self, notes: bool = False) -> set[str]:
+        """The keyed hashes of published pairs, without those that returned; or with ``notes``, see `pair_hash`."""
+        lines = self.store.read(self.version().base.deleted).decode().split()
+        return {line.removeprefix(NOTE) for line in lines if line.startswith(NOTE) is notes}
 
     def suppression(self) -> Suppression:
         """All suppressed pairs, those of pending requests included."""

@@ -26,13 +26,14 @@ Who can do what:
   :func:`rounded` and of `disclosure.coarse`, which at least ten users could have asked for.
 
 One process at a time works on a state (`run`, `rollback`, `publish`, and all that train); others may submit and read.
-The worker's lock is a lock on a second, empty SQLite file, which the operating system releases when the process ends.
+The worker's lock is a lock on the directory, which the operating system releases when the process ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import json
 import os
 import sqlite3
@@ -47,7 +48,7 @@ from numpy.typing import ArrayLike
 
 from recbole_unlearn.errors import UnlearnError, shown
 
-NAME, LOCK, FILES = "state.sqlite", "worker.sqlite", "files"
+NAME, FILES = "state.sqlite", "files"
 COUNTS = ("interactions", "held_out", "users", "items")  # of a request
 STEPS = ("interactions_up_to", "users_up_to")  # how much it asks for, as shown without the key
 LINES = ("queued_up_to", "unknown_up_to", "deleted_before_up_to")  # its lines by their states, likewise
@@ -324,12 +325,7 @@ class Database:
 
     def about(self, key: str) -> Any:
         """A value that was set when the state was made."""
-        found = self.value("SELECT value FROM about WHERE key = ?", key)
-        if found is None:
-            raise UnlearnError(
-                f"{shown(self.path.parent)} is a state that was not finished. Remove it, and make it again."
-            )
-        return json.loads(found)
+        return json.loads(self.value("SELECT value FROM about WHERE key = ?", key))
 
     def newest(self) -> int:
         """The number of the newest request, 0 when there is none."""
@@ -371,14 +367,14 @@ class Database:
         rows = self.rows("SELECT number, link FROM ledger ORDER BY number DESC LIMIT 1")
         return (rows[0][0], rows[0][1]) if rows else (0, START)
 
-    def entries(self) -> Iterator[dict[str, Any]]:
-        """The entries of the ledger, in order."""
-        return (json.loads(row[0]) for row in self.rows("SELECT entry FROM ledger ORDER BY number"))
+    def entries(self) -> list[dict[str, Any]]:
+        """The entries of the ledger in order, each with its link."""
+        rows = self.rows("SELECT entry, link FROM ledger ORDER BY number")
+        return [{**json.loads(entry), "link": link} for entry, link in rows]
 
-    def ledger_lines(self) -> Iterator[str]:
-        """The ledger as JSON Lines, each entry with its link."""
-        for entry, link in self.rows("SELECT entry, link FROM ledger ORDER BY number"):
-            yield canonical({**json.loads(entry), "link": link}) + "\n"
+    def ledger(self) -> str:
+        """The ledger as JSON Lines."""
+        return "".join(f"{canonical(entry)}\n" for entry in self.entries())
 
     def wipe(self) -> None:
         """Rewrite the file without its free pages and empty the log, so that no deleted row is left in them."""
@@ -428,23 +424,19 @@ def _make_private(folder: Path, new: bool) -> None:
 @contextlib.contextmanager
 def working(folder: Path, patience: float) -> Iterator[None]:
     """Hold the lock of the worker; refused when another process has it for ``patience`` seconds."""
-    until = time.monotonic() + patience
-    with contextlib.ExitStack() as stack:
-        try:
-            os.close(os.open(folder / LOCK, os.O_CREAT, 0o600))
-            connection = sqlite3.connect(folder / LOCK, timeout=0.0, isolation_level=None)
-            stack.callback(connection.close)
-            while not connection.in_transaction:  # not SQLite's own waiting, which a signal does not end
-                try:
-                    connection.execute("BEGIN EXCLUSIVE")
-                except sqlite3.OperationalError as error:
-                    if "locked" not in str(error) or time.monotonic() >= until:
-                        raise
-                    time.sleep(0.005)
-        except (sqlite3.Error, OSError) as error:
-            why = f"Cannot work on the state {shown(folder)}: {error}. Check the disk and its permissions."
-            if "locked" in str(error):
-                why = f"Another process is working on the state {shown(folder)}. Wait for it; new requests can be "
-                why += "submitted meanwhile."
-            raise UnlearnError(why) from error
+    until, descriptor = time.monotonic() + patience, os.open(folder, os.O_RDONLY)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= until:
+                    raise UnlearnError(
+                        f"Another process is working on the state {shown(folder)}. Wait for it; new requests can be "
+                        "submitted meanwhile."
+                    ) from error
+            time.sleep(0.005)
         yield
+    finally:
+        os.close(descriptor)

@@ -17,12 +17,13 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import safetensors
 import torch
 from safetensors.torch import load, save
 
+from recbole_unlearn.data import Source
 from recbole_unlearn.errors import UnlearnError, reason, shown
 from recbole_unlearn.files import dataset_config, keyed_hash, sync, write_dataset
 from recbole_unlearn.files.atomic import atomic
@@ -151,18 +152,24 @@ class Base(NamedTuple):
         return digest(self.weights.encode())
 
 
-def write_base(
-    store: Store, config: UnlearnConfig, weights: Tensors, moments: Tensors, parts: Sequence[Any],
-    clock: Any, fitted: torch.Tensor | None, deleted: Iterable[str] = (),
-) -> Base:  # fmt: skip
+class NewBase(NamedTuple):
+    """A model and its data, to become the base."""
+
+    config: UnlearnConfig
+    weights: Tensors
+    moments: Tensors
+    data: Source
+
+
+def write_base(store: Store, new: NewBase, deleted: Iterable[str] = ()) -> Base:
     """Write a base; it becomes current when the database names it."""
-    files = store.write(pack(weights)), store.write(pack(moments))
+    weights, moments, fitted = store.write(pack(new.weights)), store.write(pack(new.moments)), new.data.fitted
     with store.workplace() as work:
         path, home = work / "dataset", store.folder.parent
-        plain = dataset_config(config, home, home / "dataset")
-        write_dataset(path, plain, parts, clock, None if fitted is None else fitted.numpy())
+        plain = dataset_config(new.config, home, home / "dataset")
+        write_dataset(path, plain, new.data.splits, new.data.clock, None if fitted is None else fitted.numpy())
         dataset = store.write(path.read_bytes(), ".pth")
-    return Base(*files, dataset, store.write("\n".join(sorted(deleted)).encode(), ".txt"))
+    return Base(weights, moments, dataset, store.write("\n".join(sorted(deleted)).encode(), ".txt"))
 
 
 class Rows(NamedTuple):
@@ -181,9 +188,9 @@ def _as_rows(value: torch.Tensor) -> torch.Tensor:
 
 
 def changed(
-    now: Mapping[str, torch.Tensor], earlier: Sequence[Earlier], others: Tensors | None = None
+    kind: str, now: Mapping[str, torch.Tensor], earlier: Sequence[Earlier], others: Tensors | None = None
 ) -> tuple[dict[str, Rows], float]:  # fmt: skip
-    """The rows of tensors that differ from what they were, and the sum of ‖now − before‖² over them.
+    """The rows of tensors of a kind that differ from what they were, and the sum of ‖now − before‖² over them.
 
     ``earlier`` has all rows that were written, in that order: no other is copied or compared. Of ``others``, given
     as they were, any row may be new. Integers are counters, and have no distance.
@@ -206,41 +213,33 @@ def changed(
             as_rows(before, one.axis)[place] = one.values
         differs = (before != value[ids]).reshape(len(before), -1).any(dim=1).nonzero().flatten().cpu()
         if len(differs):
-            found[name] = Rows(ids[differs], value[ids[differs]])
+            rows = found[f"{kind}.{name}"] = Rows(ids[differs], value[ids[differs]])
             if value.is_floating_point():
-                drift += float((found[name].values - before[differs]).square().sum())
+                drift += float((rows.values - before[differs]).square().sum())
     return found, drift
 
 
 class Change(NamedTuple):
     """The effect of a request on a model: new rows of its weights and second moments, and new item counts."""
 
-    weights: dict[str, Rows]
-    moments: dict[str, Rows]
+    rows: dict[str, Rows]  # by weights.NAME and moments.NAME
     fitted: torch.Tensor | None  # (items,), see data/item_counts.py
     drift: float  # ‖θ' − θ‖²
 
     def pack(self) -> bytes:
         """As safetensors."""
-        tensors: Tensors = {}
-        for kind, parts in (("weights", self.weights), ("moments", self.moments)):
-            for name, rows in parts.items():
-                tensors[f"{kind}.{name}.rows"] = rows.ids
-                tensors[f"{kind}.{name}.values"] = rows.values
-        if self.fitted is not None:
-            tensors["fitted"] = self.fitted
+        tensors = {} if self.fitted is None else {"fitted": self.fitted}
+        for name, rows in self.rows.items():
+            tensors |= {f"{name}.rows": rows.ids, f"{name}.values": rows.values}
         return pack(tensors)
 
     @classmethod
     def unpack(cls, content: bytes, drift: float) -> Change:
         """Read it; ``drift`` is in the database."""
         tensors = unpack(content)
-        parts: dict[str, dict[str, Rows]] = {"weights": {}, "moments": {}}
-        for name, ids in tensors.items():
-            if name.endswith(".rows"):
-                kind, _, parameter = name.removesuffix(".rows").partition(".")
-                parts[kind][parameter] = Rows(ids, tensors[f"{kind}.{parameter}.values"])
-        return cls(parts["weights"], parts["moments"], tensors.get("fitted"), drift)
+        names = [name.removesuffix(".rows") for name in tensors if name.endswith(".rows")]
+        rows = {name: Rows(tensors[f"{name}.rows"], tensors[f"{name}.values"]) for name in names}
+        return cls(rows, tensors.get("fitted"), drift)
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -139,7 +139,7 @@ def _read(core: Core, path: str | Path, train: Dataset) -> pd.DataFrame:
 
 def _left_out(core: Core, rows: pd.DataFrame, returning: str) -> tuple[np.ndarray, set[Tokens]]:
     """Which rows stay out (n,), and the users, items and pairs of the others that return."""
-    key, deleted, notes = core.key, core.deleted(), core.notes()
+    key, deleted, notes = core.key, core.deleted(), core.deleted(notes=True)
     waiting = {pair_hash(key, *form) for form in core.tokens("true")}
     days = {entry["time"][:10] for entry in core.database.entries() if entry["what"] in (PUBLISHED, *TRAINED)}
     user, item, time = (core.config[field] for field in ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD"))

@@ -62,24 +62,22 @@ MIN_GROUP = 10  # users who could have made a request of a shown size
 Arrays = Sequence[np.ndarray]  # masks or numbers in training, validation and test data
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamData(UnlearnData):
     """The data of one request of many: counts come from the index, and nothing of the size of D is made."""
 
-    index: TrainIndex | None = None  # with S still in it
-    held_out: TrainIndex | None = None  # validation interactions, without deleted ones
+    index: TrainIndex  # with S still in it
+    held_out: TrainIndex  # validation interactions, without deleted ones
 
     @property
     def validation(self) -> Dataset:
         """As in the base class, by the index."""
-        assert self.held_out is not None
         valid = self.held_out.train
         return valid.copy(valid.inter_feat[~self.held_out.removed])
 
     @functools.cached_property
     def popularity(self) -> torch.Tensor:
         """As in the base class, by the index."""
-        assert self.index is not None
         return self.index.counts("item", torch.arange(self.index.sizes["item"]))
 
 
@@ -177,7 +175,7 @@ class LiveModel:
             self.index.remove(asked)
             with own_randomness():
                 self.trainer.model = self._built({}, self.removed)
-        return Change({}, {}, self.fitted, 0.0)
+        return Change({}, self.fitted, 0.0)
 
     def _forget(self, asked: torch.Tensor) -> Change:
         parameters = dict(self.model.named_parameters())
@@ -195,8 +193,8 @@ class LiveModel:
                 tables = find_tables(self.model, self.base.splits.train)
                 generator = torch.Generator().manual_seed(self.config["seed"])
                 moments = refresh(self.moments, tables, touched, self.index, generator)
-        weights, drift = changed(self.model.state_dict(), earlier, others)
-        return Change(weights, changed(self.moments, moments)[0], self.fitted, drift)
+        rows, drift = changed("weights", self.model.state_dict(), earlier, others)
+        return Change(rows | changed("moments", self.moments, moments)[0], self.fitted, drift)
 
     def _built(self, weights: Mapping[str, torch.Tensor], removed: Arrays) -> AbstractRecommender:
         """A new model on the data without ``removed``, with ``weights``; of closed forms a downdate of the base."""
@@ -212,8 +210,7 @@ class LiveModel:
         return model
 
     def _without(self, removed: Arrays) -> Splits:
-        pairs = zip(self.base.splits, removed, strict=True)
-        return Splits(*(p.copy(p.inter_feat[torch.from_numpy(~mask)]) if mask.any() else p for p, mask in pairs))
+        return self.base.splits.only([torch.from_numpy(~mask) for mask in removed])
 
     def _prepared(self) -> UnlearnTask:
         """The parts of a task that all requests share, made from the base."""
@@ -258,11 +255,10 @@ class LiveModel:
     @torch.no_grad()
     def _follow(self, change: Change) -> None:
         """Apply the change of an earlier request, to the same bits."""
-        named = self.model.state_dict()
-        for name, rows in change.weights.items():
-            rows.write(named[name])
-        for name, rows in change.moments.items():
-            rows.write(self.moments[name])
+        tensors = {"weights": self.model.state_dict(), "moments": self.moments}
+        for name, rows in change.rows.items():
+            kind, _, parameter = name.partition(".")
+            rows.write(tensors[kind][parameter])
         self.trainer.fitted = change.fitted
         clear_caches(self.model)
 

@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from recbole_unlearn.data import Splits
-from recbole_unlearn.files import Clock
+from recbole_unlearn.data import Source, Splits
 from recbole_unlearn.recbole_compat import own_randomness
-from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.context import NOTE, Core, Tokens, pair_hash, span, versions
 from recbole_unlearn.state.database import CLEARED, PUBLISHED, REBUILT, RETRAINED, TRAINED, now, packed, unpacked
-from recbole_unlearn.state.deltas import Tensors, write_base
+from recbole_unlearn.state.deltas import NewBase, write_base
 from recbole_unlearn.state.live import LiveModel, read_moments, squared_norm
 from recbole_unlearn.training import SPECTRAL, train_here
 
@@ -47,24 +45,13 @@ def final(core: Core, older_than: Age) -> Final:
     return Final(change, value(f"{done} <= ?", change), value(f"{done} > ?", change), pending)
 
 
-class NewBase(NamedTuple):
-    """A model and its data, to become the base."""
-
-    config: UnlearnConfig
-    weights: Tensors
-    moments: Tensors
-    splits: Splits
-    clock: Clock | None
-    fitted: torch.Tensor | None
-
-
 def publish(core: Core, older_than: Age = None) -> Final:
     """Make requests that are done final; returns which."""
     found = final(core, older_than)
     if found.requests:
         live = core.at(found.change)
         data = live.retained()
-        new = NewBase(core.config, live.state(), live.moments, data.retain, data.clock, live.fitted)
+        new = NewBase(core.config, live.state(), live.moments, Source(data.retain, data.clock, live.fitted))
         replace_base(core, PUBLISHED, live, found.change, new)
     finish(core)
     return found
@@ -94,8 +81,8 @@ def trained(core: Core, splits: Splits, what: str) -> tuple[NewBase, float]:
         trainer, trained = train_here(config, splits, what)
         moments = read_moments(config, trainer.model, trained, splits)
     assert trained.seconds is not None
-    clock = core.live.base.clock
-    return NewBase(core.config, trained.state_dict, moments, splits, clock, None), trained.seconds
+    data = Source(splits, core.live.base.clock)
+    return NewBase(core.config, trained.state_dict, moments, data), trained.seconds
 
 
 def finish(core: Core) -> None:
@@ -127,14 +114,15 @@ def replace_base(
     hashes = core.deleted() - {pair_hash(core.key, *one) for one in returned}
     hashes |= {pair_hash(core.key, *one) for one in pairs}
     notes = {*((one, today) for one in pairs), *((one, "returned") for one in returned)}
-    hashes |= {NOTE + hash for hash in core.notes() | {pair_hash(core.key, *one, note) for one, note in notes}}
-    base = write_base(core.store, *new, hashes)
+    noted = core.deleted(notes=True) | {pair_hash(core.key, *one, note) for one, note in notes}
+    hashes |= {NOTE + hash for hash in noted}
+    base = write_base(core.store, new, hashes)
     places = [np.cumsum(mask) - 1 for mask in left]
     with database.transaction():
         check()
         for key, value in (about or {}).items():
             database.write("UPDATE about SET value = ? WHERE key = ?", json.dumps(value), key)
-        train = len(new.splits.train)
+        train = len(new.data.splits.train)
         row = {**base._asdict(), "fingerprint": base.fingerprint}
         if what in TRAINED:
             row |= {"trained_on": train, "norm": squared_norm(new.weights), "gone": 0, "drift": 0.0}

@@ -6,7 +6,6 @@ From the database alone, as the status: sizes are in steps, hashes are keyed, an
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ def receipt(database: Database, id: str) -> dict[str, Any]:
     """What the ledger says about a request."""
     seen = overview(database, id)
     row = seen.rows[0]
-    entries = [json.loads(line) for line in database.ledger_lines()]
+    entries = database.entries()
     asked = next(one for one in entries if one["what"] == "submitted" and one["id"] == id)
     names = {id, asked.get("same_as", id)}  # the same request under another id shares what was done for the first
     own = [one for one in entries if names & {one.get("id"), *one.get("ids", ()), *one.get("again", ())}]

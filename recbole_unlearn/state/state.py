@@ -75,12 +75,12 @@ def _fill(core: Core, config: UnlearnConfig, original: Checkpoint, settings: Map
     with database.transaction():
         for key, value in said.items():
             database.write("INSERT INTO about VALUES (?, ?)", key, json.dumps(value))
-        base = write_base(core.store, *new)
-        row = (1, *base, base.fingerprint, len(new.splits.train), squared_norm(new.weights), 0, 0.0)
+        base = write_base(core.store, new)
+        row = (1, *base, base.fingerprint, len(new.data.splits.train), squared_norm(new.weights), 0, 0.0)
         database.write(f"INSERT INTO base VALUES ({', '.join('?' * len(row))})", *row)
         database.enter(
             TAKEN, model=original.model, dataset=original.dataset, exact=exact,
-            interactions=sum(len(part) for part in new.splits), after=base.fingerprint, versions=versions(),
+            interactions=sum(len(part) for part in new.data.splits), after=base.fingerprint, versions=versions(),
         )  # fmt: skip
     core.database.wipe()
 
@@ -256,7 +256,7 @@ class State:
 
     def ledger(self) -> str:
         """The ledger as JSON Lines, each entry with its link."""
-        return "".join(self.core.database.ledger_lines())
+        return self.core.database.ledger()
 
     def close(self) -> None:
         """Close the files."""

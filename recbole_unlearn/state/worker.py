@@ -32,7 +32,6 @@ def alone(core: Core, patience: float | None = None) -> Iterator[None]:
     with working(core.folder, PATIENCE if patience is None else patience), own_environment():
         threads = core.config["threads"]
         torch.set_num_threads(1 if threads == "auto" else threads)  # a request touches few rows
-        core.version()  # refuses a state that was not finished
         if core.store.names() - core.named_files():
             finish(core)
         before = core.store.names()

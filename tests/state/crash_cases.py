@@ -303,6 +303,6 @@ class Campaign:
             differ = _differences(picture(state), self.stages[step][-1])
             assert not differ, f"ends otherwise in {differ}"
             state.verify()
-            allowed = {"state.sqlite", "state.sqlite-wal", "state.sqlite-shm", "worker.sqlite", "files", "S"}
+            allowed = {"state.sqlite", "state.sqlite-wal", "state.sqlite-shm", "files", "S"}
             left = {path.name for path in (*home.parent.iterdir(), *home.iterdir())} - allowed
             assert not left, f"leaves {sorted(left)}"

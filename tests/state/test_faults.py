@@ -94,9 +94,6 @@ def test_a_disk_that_cannot_be_written_to(busy, key_file, checkpoints, tiny_path
         assert picture(busy) == before
         refused("Read-only file system", busy.publish)
         refused("Read-only file system", init_state, tmp_path / "n" / "S", checkpoints("BPR"), **given)
-    with monkeypatch.context() as patch:  # also of the worker's lock
-        patch.setattr(sqlite3, "connect", NO_DATABASE)
-        refused("unable to open database file. Check the disk", busy.run)
     assert picture(busy) == before == looked_at(busy.core.folder, key_file)
     busy.run()
     busy.verify()

@@ -35,10 +35,6 @@ def pairs(state):
     return found
 
 
-def entries(state):
-    return list(state.core.database.entries())
-
-
 @pytest.mark.parametrize(("model", "by"), [("BPR", "rebuilt"), ("EASE", "retrained")])
 def test_a_week_is_learned_and_what_was_deleted_stays_out(make_state, model, by):
     state = make_state(model)
@@ -55,7 +51,7 @@ def test_a_week_is_learned_and_what_was_deleted_stays_out(make_state, model, by)
     assert found[:7] == (4, 1, 2, len(old) + 1, 4, 0, by)
     assert pairs(state) == before | set(new)
     assert list(state.core.live.base.splits.train.field2id_token["item_id"][: len(names)]) == names
-    status, entry = state.status(), entries(state)[-1]
+    status, entry = state.status(), state.core.database.entries()[-1]
     assert (status.exact, entry["what"], entry["by"], entry["requests"]) == (True, "learned", by, 0)
     names = ("new", "users", "items", "known", "deleted", "filtered")
     assert [entry["data"][f"{name}_up_to"] for name in names] == [5, 1, 2, 50, 5, 0]
@@ -69,7 +65,7 @@ def test_a_week_is_learned_and_what_was_deleted_stays_out(make_state, model, by)
     assert "new1" not in set(state.recommend("n1", 99)["item_id"])
     state.publish()
     state.verify()
-    assert entries(state)[-1]["ids"] == ["b", "c"]
+    assert state.core.database.entries()[-1]["ids"] == ["b", "c"]
     ledger = state.ledger()
     assert state.learn(week(*new, *out)).new == 0  # the same week again: nothing happens
     assert state.ledger() == ledger
@@ -119,7 +115,7 @@ def test_a_request_that_is_submitted_during_the_training_is_not_passed_over(make
         before = pairs(state)
         with pytest.raises(UnlearnError, match="submitted meanwhile asks for some"):
             state.learn(week(("u12", "new")))
-        assert (pairs(state), entries(state)[-1]["what"]) == (before, "submitted")
+        assert (pairs(state), state.core.database.entries()[-1]["what"]) == (before, "submitted")
     state.run()
     state.verify()
     assert not {pair for pair in pairs(state) if pair[0] == user}
@@ -186,7 +182,7 @@ def test_a_model_that_was_trained_elsewhere_is_adopted_if_nothing_deleted_is_in_
     assert state.adopt(path, tmp_path / "clean") == 3
     weights = torch.load(path, weights_only=False)["state_dict"]
     assert torch.equal(state.core.live.state()["user_embedding.weight"], weights["user_embedding.weight"])
-    entry, rows = entries(state)[-1], state.status().requests.set_index("id")
+    entry, rows = state.core.database.entries()[-1], state.status().requests.set_index("id")
     assert (entry["what"], entry["ids"], entry["exact"]) == ("adopted", ["a", "b", "d"], True)
     assert list(rows["status"]) == ["published", "published", "rolled back", "published"]
     assert list(rows.loc[["a", "b", "d"], "exact"]) == [True] * 3
@@ -194,5 +190,5 @@ def test_a_model_that_was_trained_elsewhere_is_adopted_if_nothing_deleted_is_in_
     state.verify()
     state.submit(some("u3", 2), id="e")
     assert state.run()[0].status == "done"
-    assert "u8" not in json.dumps(entries(state))
+    assert "u8" not in json.dumps(state.core.database.entries())
     assert state.learn(week(("u10", "i1"), ("n2", "i1")))[:5] == (1, 1, 0, 0, 1)

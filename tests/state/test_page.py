@@ -85,7 +85,7 @@ def test_a_receipt_says_what_was_done_and_names_no_one(busy, tmp_path):
     busy.publish()
     head = busy.status().head
     busy.rebuild()
-    links = {one["link"] for one in map(json.loads, database.ledger_lines())}
+    links = {one["link"] for one in database.entries()}
     for id in busy.status().requests["id"]:
         page, data = write_receipt(database, id, tmp_path / "out")
         text, found = " ".join(Reader(page).text.split()), json.loads(data.read_text())

@@ -27,6 +27,7 @@ from tests.parts import refused, same
 from tests.state.conftest import CONTEXT, PLAIN, done, items_of, some
 
 MODELS = ["BPR", "LightGCN"]
+KINDS = ("weights", "moments")
 THREE = {"a": some("u3", 4), "b": {"user_id": "u8"}, "c": some("u9", 2)}
 
 
@@ -80,15 +81,15 @@ def test_the_result_does_not_depend_on_the_process(make_state, key_file, model):
         done(stays, request)
         file, drift = stays.core.database.rows("SELECT file, drift FROM changes ORDER BY number DESC LIMIT 1")[0]
         change, moved = Change.unpack(stays.core.store.read(file), drift), 0.0
-        for kind, now in enumerate((weights(stays), stays.core.live.moments)):
-            known = {name: rows.ids for name, rows in change[kind].items()}
+        known = {name: rows.ids for name, rows in change.rows.items()}
+        for kind, old, now in zip(KINDS, before, (weights(stays), stays.core.live.moments), strict=True):
             for name, value in now.items():
-                differs = (value != before[kind][name]).reshape(len(value) if value.dim() else 1, -1).any(dim=1)
+                differs = (value != old[name]).reshape(len(value) if value.dim() else 1, -1).any(dim=1)
                 ids = differs.nonzero().flatten()
-                assert torch.equal(known.pop(name, ids.new_empty(0)), ids)
-                if kind == 0 and value.is_floating_point():  # not a counter
-                    moved += (value - before[kind][name]).square().sum().item()
-            assert not known
+                assert torch.equal(known.pop(f"{kind}.{name}", ids.new_empty(0)), ids)
+                if kind == "weights" and value.is_floating_point():  # not a counter
+                    moved += (value - old[name]).square().sum().item()
+        assert not known
         assert drift == pytest.approx(moved, rel=1e-5)
         with again(comes, key_file) as other:
             done(other, request)
