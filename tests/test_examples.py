@@ -48,6 +48,21 @@ def test_a_sequential_model(tmp_path):
     assert (tmp_path / "work" / "out" / "GRU4Rec-unlearned.pth").is_file()
 
 
+@pytest.mark.slow
+def test_a_week(tmp_path):
+    said = run_example("week.sh", tmp_path)
+    for line in (
+        "unknown user_id: line 4", "T-3 rolled back", "2 requests published", "week.csv: 1 deleted pair",
+        "2 new interactions, 1 new user, 0 new items; 0 known before, 1 left out", "No fault in",
+    ):  # fmt: skip
+        assert line in said, line
+    assert re.search(r"The delta has [\d,]+ bytes", said)
+    states = ["published", "published", "rolled", "published"]
+    assert re.findall(r"^T-\d +(\S+)", said[said.rindex("overdue") :], re.M) == states
+    receipt = json.loads((tmp_path / "work" / "officer" / "receipt-T-2.json").read_text())
+    assert (receipt["status"], receipt["asked"]["unknown_up_to"]) == ("published", 1)
+
+
 def test_serving_with_faiss(tmp_path):
     pytest.importorskip("faiss")
     said = run_example("serve_with_faiss.py", tmp_path)
