@@ -31,6 +31,7 @@ from recbole_unlearn.methods.obliviate import (
     Curvature,
     Obliviate,
     ObliviateSettings,
+    drawn_by,
     from_retained,
     read_state,
     refresh,
@@ -191,7 +192,7 @@ class LiveModel:
             moments = []
             if self.moments:  # those of touched rows, without the deleted interactions
                 tables = find_tables(self.model, self.base.splits.train)
-                generator = torch.Generator().manual_seed(self.config["seed"])
+                generator = drawn_by([one.values for one in earlier])
                 moments = refresh(self.moments, tables, touched, self.index, generator)
         rows, drift = changed("weights", self.model.state_dict(), earlier, others)
         return Change(rows | changed("moments", self.moments, moments)[0], self.fitted, drift)

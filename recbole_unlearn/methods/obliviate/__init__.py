@@ -7,4 +7,5 @@ models, `fast_gradients.py` the gradients of rows.
 
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.methods.obliviate.curvature import Curvature, from_retained, read_state, refresh
+from recbole_unlearn.methods.obliviate.new_start import drawn_by
 from recbole_unlearn.methods.obliviate.obliviate import Obliviate, ObliviateSettings

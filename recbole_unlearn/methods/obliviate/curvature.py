@@ -103,7 +103,10 @@ def from_retained(model: AbstractRecommender, batches: Sequence[Interaction]) ->
 def refresh(
     moments: Moments, tables: Sequence[Table], touched: Region, index: TrainIndex, generator: torch.Generator
 ) -> list[Earlier]:  # fmt: skip
-    """Replace the moments of the rows of ``touched``, in place; the request is removed from ``index``."""
+    """Replace the moments of the rows of ``touched``, in place; the request is removed from ``index``.
+
+    Rows drawn by a known seed could be drawn again and would tell which were touched: see `new_start.drawn_by`.
+    """
     written = []
     for side, members in touched.items():
         drawn = torch.unique(torch.randint(1, index.sizes[side], (SAMPLE,), generator=generator))

@@ -247,6 +247,12 @@ class Maps(NamedTuple):
     scatter: dict[Side, Scatter]
 
 
+def drawn_by(rows: Sequence[torch.Tensor]) -> torch.Generator:
+    """A generator that starts from the bits of old ``rows``, which who has the new model does not have."""
+    old = hashlib.sha256(b"".join(part.cpu().numpy().tobytes() for part in rows))
+    return torch.Generator().manual_seed(int.from_bytes(old.digest()[:7], "big"))
+
+
 def features(mean: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
     """[√n m, log(n) m, m, √n, log n, 1] (n, 3d + 3), with m (n, d) the centred mean of the rows at n (n,) links.
 
@@ -412,8 +418,5 @@ class NewStart:
         ``again``: with the same lengths as before, and z by what the rows are now. The generator starts from the old
         rows, which a holder of the new model does not have: with a known seed z could be drawn again, and taken off.
         """
-        generator = None
-        if not again:
-            old = hashlib.sha256(b"".join(turn.first.cpu().numpy().tobytes() for turn in self._turns.values()))
-            generator = torch.Generator().manual_seed(int.from_bytes(old.digest()[:7], "big"))
+        generator = None if again else drawn_by([turn.first for turn in self._turns.values()])
         return {side: turn.scatter(tables, self._centre, generator) for side, turn in self._turns.items()}
