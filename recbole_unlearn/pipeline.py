@@ -8,7 +8,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,6 @@ class Pipeline:
         cache = settings.read(settings.CacheSettings, config)
         self.trainings = Trainings(cache, self.run_settings.threads, workers)
         self.plan: Plan | None = None  # of a run; a sweep has other phases
-        self._begin: Callable[[str], None] = lambda name: None
         self.phases: dict[str, _Phase] = {}
         self.difficulty: dict[str, Any] = {}
         self.saved: str | None = None  # the name of the unlearned model's file
@@ -127,9 +126,7 @@ class Pipeline:
         self.plan = self.trainings.watcher = Plan(
             self.config, self.methods, "injected noise" if injected else "a request",
             informed=injected and options.inject_mode == "informed", loaded=self.checkpoint is not None,
-            placebo=self.evaluation.placebo,
         )  # fmt: skip
-        self._begin = self.plan.begin
         self.prepare(forget)
         test, number = loaders(self.config, self.data.retain), self.evaluation.demotion_negatives
         self.measurement = measures.Measurement(self.config, self.data, test, number)
@@ -175,11 +172,11 @@ class Pipeline:
             )
         source = self._load()
         clean = source.splits
-        if self.plan is not None:  # the size of D is an estimate
+        if self.plan is not None:
             self.plan.announce({CLEAN: clean}, self.trainings)
         scorer: Scorer | None = None
         if options.inject_mode == "informed":  # a model of the clean data chooses the items, and nothing else
-            self._begin(CLEAN)
+            logger.info("Begin: %s.", CLEAN)
             trainer, _ = self.trainings.trainer(self.config, clean, CLEAN)
             scorer = lambda users: trainer.batch_scores(clean.batch(users), clean.train)  # noqa: E731
         full, located = inject(clean, options, self.config["seed"], scorer)
@@ -200,7 +197,7 @@ class Pipeline:
 
     @functools.cached_property
     def _original(self) -> tuple[PhaseTrainer, Trained]:
-        self._begin(ORIGINAL)
+        logger.info("Begin: %s.", ORIGINAL)
         trained = None if self.checkpoint is None else self.checkpoint.trained
         if trained is None:
             return self.trainings.trainer(self.config, self.data.full, ORIGINAL)
@@ -237,7 +234,7 @@ class Pipeline:
             method, phase.settings, config, self.data, original, self.trainings, phase.name, phase.repeat, stored
         )  # fmt: skip
         start = self._start(phase, trainer, task)
-        self._begin(phase.name)
+        logger.info("Begin: %s (%s).", phase.name, method.name)
         # Without a deleted training interaction no weight has to change; a comparison with retraining still runs.
         works = len(self.data.forget) > 0 or (method.exact and phase is not first)
         outcome = trainer.run(task) if works else trainer.keep(task)
@@ -270,7 +267,7 @@ class Pipeline:
         """The measured model that a method starts from: the run's original, the plain one, or one of its own."""
         method, first = phase.method, self.methods[0]
         if method.own_original:
-            self._begin(phase.own_original)
+            logger.info("Begin: %s.", phase.own_original)
             made = trainer.originate(task)
             own = compose(PhaseTrainer, self.config, trainer.model, ORIGINAL)
             if phase is first:
@@ -365,7 +362,7 @@ class Pipeline:
         wanted = self.evaluation.placebo and len(self.data.forget) > 0 and RETRAINED in self.phases
         if not wanted or trained is None or self.phases[UNLEARNED].exact or first.method.own_original:
             return None
-        self._begin(PLACEBO)
+        logger.info("Begin: %s.", PLACEBO)
         config = self.config.replace(output_dir=None)  # it writes no file
         trainer, task = begin(first.method, first.settings, config, self.data, trained, self.trainings, PLACEBO)
         trainer.run(task)

@@ -7,7 +7,7 @@ of few users were rounded or removed before.
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from recbole.utils import ModelType
@@ -15,16 +15,15 @@ from tqdm import tqdm
 
 from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.methods import UnlearnTrainer
-from recbole_unlearn.results import ORIGINAL, Forgotten, Withheld
+from recbole_unlearn.results import Forgotten, Withheld
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.text import counted
+from recbole_unlearn.text import counted, duration
 from recbole_unlearn.training import Trainings
 
 logger = logging.getLogger(__name__)
 
 CLEAN, PLACEBO = "clean", "placebo"
 _RELIABLE = 2.0  # seconds of training before the first estimate
-_AGAIN, _SELDOM = 30.0, 600.0  # least and largest number of seconds between two estimates of one training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,28 +41,57 @@ class MethodPhase:
         return f"original of {self.name}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One phase, with its training if it has one."""
-
-    name: str
-    what: str
-    epochs: int = 0  # 0: no training, or a closed form
-    cached: bool = False
-
-
 @dataclasses.dataclass
 class Plan:
-    """The phases of one run; watches its trainings."""
+    """What one run will do; watches its trainings."""
 
     config: UnlearnConfig
     methods: Sequence[MethodPhase]
     source: str  # the origin of the forget set, in words
     informed: bool = False  # noise is chosen by a model of the clean data
     loaded: bool = False  # the original comes from a checkpoint
-    placebo: bool = True  # the method also runs on the retrained model
     now: Callable[[], float] = time.perf_counter
-    steps: list[Step] = dataclasses.field(default_factory=list)
+    is_said: bool = False
+
+    def announce(self, parts: Mapping[str, Splits], trainings: Trainings, changes: bool = True) -> None:
+        """Log the plan, once.
+
+        ``parts`` are the splits that are known: "clean", or "full" and "retain". ``changes`` says whether a training
+        interaction is deleted.
+        """
+        if not self.is_said:
+            model, dataset, steps = (
+                self.config["model"],
+                self.config["dataset"],
+                self._steps(parts, trainings, changes),
+            )
+            logger.info("Plan for %s on %s, with %s: %s.", model, dataset, self.source, ", ".join(steps))
+        self.is_said = True
+
+    def _steps(self, parts: Mapping[str, Splits], trainings: Trainings, changes: bool) -> Iterator[str]:
+        """The trainings and methods."""
+        config, first = self.config, self.methods[0].method
+
+        def training(what: str, part: str, epochs: int, own: UnlearnConfig = config) -> str:
+            if part in parts and trainings.has(own, parts[part]):
+                return f"{what} (cached)"
+            closed_form = config["MODEL_TYPE"] == ModelType.TRADITIONAL or not epochs
+            return what if closed_form else f"{what} ({self._limit}{counted(epochs, 'epoch')})"
+
+        if self.informed:
+            yield training("train clean", CLEAN, config["epochs"])
+        starts = any(phase.method.needs_original for phase in self.methods) or not first.own_original
+        if starts and not self.loaded:
+            yield training("train original", "full", config["epochs"])
+        for position, phase in enumerate(self.methods):
+            method, epochs = phase.method, phase.method.epochs(phase.settings, config)
+            if method.own_original and (position or not self.loaded):
+                yield training(f"train the parts of {method.name}", "", epochs)
+            if method.exact and (changes or position):
+                own = method.training(phase.settings, config, phase.repeat)
+                yield training(method.name, "retain", epochs, own)
+            elif changes:
+                yield f"unlearn with {method.name}"
 
     @property
     def _limit(self) -> str:
@@ -71,82 +99,18 @@ class Plan:
         last = self.config["eval_step"] * (self.config["stopping_step"] + 1)
         return "at most " if 0 < last < self.config["epochs"] else ""
 
-    def announce(self, parts: Mapping[str, Splits], trainings: Trainings, changes: bool = True) -> None:
-        """Log the plan, once; a later call only knows better which phases come.
-
-        ``parts`` are the splits that are known: "clean", or "full" and "retain". ``changes`` says whether a training
-        interaction is deleted.
-        """
-        first_time, self.steps = not self.steps, self.phases(parts, trainings, changes)
-        if first_time:
-            phases = []
-            for number, step in enumerate(self.steps, 1):
-                about = "cached" if step.cached else self._limit + counted(step.epochs, "epoch")
-                phases.append(f"{number} {step.what}" + (f" ({about})" if step.cached or step.epochs else ""))
-            model, dataset = self.config["model"], self.config["dataset"]
-            logger.info("Plan for %s on %s, with %s: %s.", model, dataset, self.source, ", ".join(phases))
-
-    def phases(self, parts: Mapping[str, Splits], trainings: Trainings, changes: bool = True) -> list[Step]:
-        """The phases of the run, in the order in which the pipeline does them; arguments as :meth:`announce`."""
-        has = lambda config, part: part in parts and trainings.has(config, parts[part])  # noqa: E731
-        config, first = self.config, self.methods[0].method
-        closed_form = config["MODEL_TYPE"] == ModelType.TRADITIONAL
-        epochs = 0 if closed_form else int(config["epochs"])
-        original = Step(ORIGINAL, "measure the original")
-        if not self.loaded:
-            original = Step(ORIGINAL, "train original", epochs, has(config, "full"))
-        steps = [Step(CLEAN, "train clean", epochs, has(config, CLEAN))] if self.informed else []
-        steps += [] if first.own_original else [original]
-        for position, phase in enumerate(self.methods):
-            method, name = phase.method, phase.name
-            epochs = 0 if closed_form else method.epochs(phase.settings, config)
-            if first.own_original and method.needs_original and original not in steps:
-                steps.append(original)
-            if method.own_original and self.loaded and position == 0:
-                steps.append(Step(phase.own_original, f"measure the original of {method.name}"))
-            elif method.own_original:
-                steps.append(Step(phase.own_original, f"train the parts of {method.name}", epochs))
-            if method.exact and (changes or position > 0):
-                cached = has(method.training(phase.settings, config, phase.repeat), "retain")
-                steps.append(Step(name, method.name, epochs, cached))
-            elif changes:
-                again = epochs if method.own_original else 0
-                steps.append(Step(name, f"unlearn with {method.name}", again))
-            else:
-                steps.append(Step(name, f"{method.name}, which has nothing to change"))
-        retrains = changes and any(phase.method.reference for phase in self.methods[1:])
-        if self.placebo and retrains and not (first.exact or first.own_original):
-            steps.append(Step(PLACEBO, f"{first.name} on the retrained model, as a placebo"))
-        return steps
-
-    def begin(self, name: str) -> None:
-        """Log that the phase of this name begins."""
-        at, step = next((at, step) for at, step in enumerate(self.steps, 1) if step.name == name)
-        epochs = f", {self._limit}{counted(step.epochs, 'epoch')}" if step.epochs and not step.cached else ""
-        logger.info("Phase %d of %d: %s%s.", at, len(self.steps), step.what, epochs)
-
     def training(self, label: str, epochs: int) -> None:
         """A training begins."""
         self._label, self._epochs, self._start, self._next = label, epochs, self.now(), _RELIABLE
 
     def epoch(self, done: int) -> None:
-        """``done`` epochs of the training are finished; log the time left, at growing intervals."""
+        """``done`` epochs of the training are finished; log the time left, each time after twice as long."""
         spent = self.now() - self._start
         left = spent / done * (self._epochs - done)
         if spent >= self._next and left >= _RELIABLE:
-            self._next = spent + min(_SELDOM, max(_AGAIN, spent))
+            self._next = 2 * spent
             with tqdm.external_write_mode():  # keeps a progress bar on the screen intact
                 logger.info("Training %s: %sabout %s left.", self._label, self._limit, duration(left))
-
-
-def duration(seconds: float) -> str:
-    """Seconds with the precision of an estimate: 25 s, 3 min, 2.5 h."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s" if seconds < 20 else f"{5 * round(seconds / 5)} s"
-    if seconds < 90 * 60:
-        return f"{round(seconds / 60)} min"
-    hours = seconds / 3600
-    return f"{hours:.1f} h" if hours < 10 else f"{round(hours)} h"
 
 
 def log_request(config: UnlearnConfig, data: UnlearnData, forget: Forgotten, withheld: Withheld | None) -> None:

@@ -64,6 +64,16 @@ def speed(value: float, sign: str = "x") -> str:
     return f"{times(value, sign)} as fast as retraining"
 
 
+def duration(seconds: float | None) -> str:
+    """0.03 s, 1.5 s, 43.7 s, 4 min 56 s, 2 h 05 min, or a dash."""
+    if seconds is None:
+        return MISSING
+    if seconds < 99.95:
+        return f"{seconds:{'.2g' if seconds < 0.95 else '.1f'}} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 def width() -> int:
     """Columns to print: those of the terminal within limits, 110 without a terminal."""
     if not sys.stdout.isatty():

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from recbole_unlearn import text
 from recbole_unlearn.files import write_bytes
 from recbole_unlearn.results import SECOND, flat
-from recbole_unlearn.text import MISSING
+from recbole_unlearn.text import MISSING, duration
 
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
@@ -53,7 +53,7 @@ def _environment(kind: str) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     own = (chip, count, counted, day, decimal, difference, duration, flat, lines, listed, metric_title,
-           percent, phase_title, plain, prose, shell, signed, times, without_gaps)  # fmt: skip
+           percent, phase_title, plain, signed, times, without_gaps)  # fmt: skip
     made.filters |= {one.__name__: one for one in own}
     if kind == "html":
         return made
@@ -84,17 +84,6 @@ def chip(title: str, color: str) -> Markup:
 def lines(first: str, *below: str) -> Markup:
     """``first``, and the lines ``below`` it small."""
     return escape(first) + Markup("").join(Markup("<small>{}</small>").format(one) for one in below)
-
-
-def prose(sentence: str) -> Markup:
-    """Text in which options of the command line are set as code, and not broken after their hyphens."""
-    parts = re.split(r"(--\w[\w=-]*(?:,\w+)*)", sentence)
-    return Markup("").join(Markup("<code>{}</code>").format(one) if one.startswith("--") else one for one in parts)
-
-
-def shell(command: str) -> Markup:
-    """A command line, which breaks between its words."""
-    return Markup("").join(Markup("<span>{}</span>").format(word) for word in re.split(r"(?<= )(?=--|')", command))
 
 
 def difference(value: float | None, reference: float | None) -> float | None:
@@ -164,16 +153,6 @@ def day(date: Any) -> str | None:
     except (ValueError, OverflowError):
         return None
     return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
-
-
-def duration(seconds: float | None) -> str:
-    """0.03 s, 1.5 s, 43.7 s, 4 min 56 s, 2 h 05 min, or a dash."""
-    if seconds is None:
-        return MISSING
-    if seconds < 99.95:
-        return f"{seconds:{'.2g' if seconds < 0.95 else '.1f'}}\N{NO-BREAK SPACE}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def plain(value: Any) -> str:

@@ -150,7 +150,7 @@ def test_no_file_and_no_line_has_an_exact_figure(settings, flags, tmp_path, caps
     assert telling(json.loads((home / "result.json").read_text())) == {}
     page = (home / "report.html").read_text()
     # The epochs of the original are those of a model of all users; of models of the request there are none.
-    first, log = (home / "run.log").read_text().split("Phase 2 of 6")
+    first, log = (home / "run.log").read_text().split("Begin: unlearned")
     assert ("train loss" in first, "train loss" in log) == (True, False)
     texts = {
         "result.json": (home / "result.json").read_text(),
