@@ -60,23 +60,14 @@ CANDIDATES = {
         *grid(rrl_fisher=[0.1, 1.0, 10.0, 100.0], rrl_learning_rate=[0.01, 0.02]),
         *grid(rrl_fisher=[1.0, 10.0, 30.0, 100.0], rrl_learning_rate=[0.04]),
     ],
-    "scif": [
-        *grid(scif_cap=[0.3, 0.5, 0.7, 1.0], scif_damping=[0.01, 0.1]),
-        *grid(scif_cap=[1.5, 2.0], scif_damping=[0.003, 0.01]),
-    ],
-    "ifru": [*grid(ifru_damping=[0.02, 0.05, 0.1, 0.2], ifru_hops=[0, 1])],
+    "ifru": grid(ifru_damping=[0.02, 0.05, 0.1, 0.2]),
     "sisa": [
         *grid(sisa_learning_rate=[None, 0.002, 0.005, 0.01]),
         *grid(sisa_learning_rate=[0.0005, 0.003, 0.007, 0.02]),
     ],
     "receraser": [
         *grid(receraser_partition=["interactions", "users"], receraser_learning_rate=[None, 0.005]),
-        *grid(receraser_partition=["items"], receraser_learning_rate=[None, 0.002]),
         *grid(receraser_partition=["users"], receraser_learning_rate=[0.002]),
-    ],
-    "ultrare": [
-        *grid(ultrare_learning_rate=[None, 0.002, 0.005, 0.01]),
-        *grid(ultrare_learning_rate=[0.0005, 0.003, 0.007, 0.02]),
     ],
 }
 # Four, around what ml-100k liked, for data where a training takes minutes.
@@ -90,11 +81,9 @@ SHORT = {
         {"rrl_fisher": 30.0, "rrl_learning_rate": 0.04},
         {"rrl_fisher": 100.0, "rrl_learning_rate": 0.02},
     ],
-    "scif": grid(scif_cap=[0.7, 1.0], scif_damping=[0.01, 0.1]),
     "ifru": grid(ifru_damping=[0.02, 0.05, 0.1, 0.2]),
     "sisa": grid(sisa_learning_rate=[0.002, 0.005, 0.01]),
     "receraser": grid(receraser_partition=["users"], receraser_learning_rate=[0.002, 0.005]),
-    "ultrare": grid(ultrare_learning_rate=[0.002, 0.005, 0.01]),
 }
 assert all(len(own) <= 12 for own in CANDIDATES.values())
 assert all(len(own) <= 4 for own in SHORT.values())

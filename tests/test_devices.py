@@ -128,7 +128,7 @@ def no_gpu_elsewhere(here, gpu, monkeypatch):
     monkeypatch.setattr(backend, "run_trials", on_tune)
 
 
-@pytest.mark.parametrize("name", ["sisa", "receraser", "ultrare"])
+@pytest.mark.parametrize("name", ["sisa", "receraser"])
 def test_shards_are_trained_by_processes_without_a_gpu(no_gpu_elsewhere, forget, name):
     result = forget("BPR", unlearn=name, cache=False, workers=2, **{f"{name}_shards": 2})
     assert all(value.is_cuda for value in result.model.parameters())

@@ -336,7 +336,7 @@ def test_the_synthetic_protocol_puts_noise_into_histories_and_keeps_the_graph(qu
     ("KGNNLS", {}, "a table of all interactions"),
     ("CKE", {"unlearn": "sisa"}, "CKE is a knowledge-aware model, and sisa does not work on a knowledge graph."),
     *((model, {"unlearn": name}, f"{name} does not work on a knowledge graph. Use finetune, gradient_ascent, ")
-      for model, name in (("KGCN", "scif"), ("KTUP", "ifru"), ("CFKG", "rrl"))),
+      for model, name in (("KTUP", "ifru"), ("CFKG", "rrl"))),
     ("CKE", {"load_col": {"inter": ["user_id", "item_id"]}}, "load_col leaves out kg and link"),
     ("KTUP", {"train_rec_step": 0}, "train_rec_step=0 is not valid"),
 ])  # fmt: skip

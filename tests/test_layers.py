@@ -12,7 +12,7 @@ LAYERS = (
     "report", "progress", "pipeline", "quick_start serving", "tuning grid state", "cli",
 )  # fmt: skip
 RANK = {f"{PACKAGE}.{name}": rank for rank, names in enumerate(LAYERS) for name in names.split()}
-FAMILIES = ("methods.obliviate", "methods.influence", "methods.sharded")
+FAMILIES = ("methods.obliviate", "methods.sharded")
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 ENTRY = {PACKAGE, f"{PACKAGE}.__main__"}  # they import on first use
 

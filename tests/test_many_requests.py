@@ -19,7 +19,7 @@ from recbole_unlearn.data import carry_out, coarse, fitted_after, load, lost_at_
 from recbole_unlearn.data.requests import Fields, read_request
 from recbole_unlearn.files import load_torch
 from recbole_unlearn.methods import RequestLosses
-from recbole_unlearn.methods.influence import losing
+from recbole_unlearn.methods.ifru import losing
 from recbole_unlearn.rows import TrainIndex, find_region
 from recbole_unlearn.training import train
 from tests.conftest import quick_settings, tiny_rows
@@ -155,9 +155,9 @@ def test_fifteen_requests_of_one_are_one_of_fifteen(start, tmp_path, first, requ
 def test_every_method_counts(start, tmp_path):
     hit = start.data.full.train.token2id("item_id", HIT)
     folder = start.output_dir
-    asked = {"finetune": range(3), "scif": [3], "ifru": [4], "gradient_ascent": [5], "rrl": [6]}
+    asked = {"finetune": range(3), "ifru": [3, 4], "gradient_ascent": [5], "rrl": [6]}
     for name, users in asked.items():
-        extra = {"finetune_epochs": 1} if name == "finetune" else {f"{name}_steps": 2}
+        extra = {"finetune": {"finetune_epochs": 1}, "ifru": {}}.get(name, {f"{name}_steps": 2})
         forget(folder, hits(*users), tmp_path / name, unlearn=name, **extra)
         folder = tmp_path / name
     fitted, left = told(folder)

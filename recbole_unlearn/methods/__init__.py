@@ -1,7 +1,7 @@
 """Unlearning methods, one per file or folder.
 
 `base.py` has a method's input, base class and result, and `request_losses.py` the losses that gradient-based methods
-share. A folder is a family: `obliviate/`, `influence/` (SCIF, IFRU) and `sharded/` (SISA, RecEraser, UltraRE).
+share. A folder is a family: `obliviate/`, and `sharded/` (SISA, RecEraser).
 """
 
 from recbole_unlearn.methods.base import Curve, Outcome, UnlearnTask, UnlearnTrainer

@@ -105,7 +105,7 @@ def test_the_mean_of_a_column_does_not_tell_the_missing_number(values, tmp_path)
     assert second.data.full.train.num("city") == outcome.data.full.train.num("city")
 
 
-METHODS = ["obliviate", "finetune", "gradient_ascent", "rrl", "scif", "ifru"]
+METHODS = ["obliviate", "finetune", "gradient_ascent", "rrl", "ifru"]
 SIDES = {"user": ("city", "zip-5", "c1"), "item": ("kind", "word-7", "k1")}
 
 

@@ -18,12 +18,10 @@ QUICK = {
     "obliviate_paper": OF_OBLIVIATE,
     "finetune": {"finetune_epochs": 2},
     "gradient_ascent": {"gradient_ascent_steps": 8, "gradient_ascent_batch_size": 64},
-    "ifru": {"ifru_steps": 10},
+    "ifru": {},
     "rrl": {"rrl_steps": 8, "rrl_batch_size": 64},
-    "scif": {"scif_steps": 10},
     "sisa": {"sisa_shards": 3},
     "receraser": {"receraser_shards": 3, "receraser_attention_epochs": 3},
-    "ultrare": {"ultrare_shards": 3},
 }
 
 

@@ -11,14 +11,14 @@ from recbole.model.general_recommender.bpr import BPR
 from recbole.utils import InputType
 from torch.nn.functional import softplus
 
-from recbole_unlearn.methods import RequestLosses, rrl
-from recbole_unlearn.methods.influence import Selection, gradient_sum, hessian_product, ifru, losing, scif, solver
+from recbole_unlearn.methods import RequestLosses, ifru, rrl
+from recbole_unlearn.methods.ifru import Selection, gradient_sum, hessian_product, losing
 from recbole_unlearn.rows import Table, TrainIndex, find_tables, learns_by_user, pair_scores, training_loss
 from recbole_unlearn.training import build_model, train
 from tests.methods.conftest import make_task, regression, run
-from tests.parts import Rows, check_outside, divided, make_witness, refused, region_of, rest_of, same, weights
+from tests.parts import Rows, check_outside, divided, make_witness, refused, region_of, same, weights
 
-METHODS = ["finetune", "gradient_ascent", "ifru", "rrl", "scif"]
+METHODS = ["finetune", "gradient_ascent", "ifru", "rrl"]
 ORIGINALS = {}  # trained once for all tests of this file
 
 
@@ -54,13 +54,13 @@ def definite(seed, size):
 @given(st.integers(0, 999), st.integers(1, 12), st.floats(0.0, 2.0))
 def test_conjugate_gradients_solve(seed, size, damping):
     matrix, b = definite(seed, size)
-    found = solver.conjugate_gradient(lambda v: matrix @ v, b, damping, 10 * size, 1e-10)
+    found = ifru.conjugate_gradient(lambda v: matrix @ v, b, damping, 10 * size, 1e-10)
     exact = torch.linalg.solve(matrix + damping * torch.eye(size, dtype=b.dtype), b)
     assert torch.allclose(found.x, exact, atol=1e-7)
     assert found.residuals[-1] <= 1e-10
     assert not found.negative_curvature
     by_coordinate = torch.arange(1.0, 1.0 + size, dtype=b.dtype)
-    found = solver.damped(lambda v: matrix @ v, b, by_coordinate, damping, 10 * size, 1e-10)
+    found = ifru.damped(lambda v: matrix @ v, b, by_coordinate, damping, 10 * size, 1e-10)
     exact = torch.linalg.solve(matrix + damping * torch.diag(by_coordinate), b)
     assert torch.allclose(found.x, exact, atol=1e-7)
     assert found.damping == damping
@@ -68,16 +68,16 @@ def test_conjugate_gradients_solve(seed, size, damping):
 
 def test_the_solver_on_negative_curvature_where_more_damping_helps_on_zero_and_on_nan():
     matrix, b = torch.diag(torch.tensor([1.0, -0.5, 2.0])), torch.ones(3)
-    assert solver.conjugate_gradient(lambda v: matrix @ v, b, 0.0, 20, 1e-6).negative_curvature
-    found = solver.damped(lambda v: matrix @ v, b, torch.ones(3), 0.0, 20, 1e-6)
+    assert ifru.conjugate_gradient(lambda v: matrix @ v, b, 0.0, 20, 1e-6).negative_curvature
+    found = ifru.damped(lambda v: matrix @ v, b, torch.ones(3), 0.0, 20, 1e-6)
     assert found.damping > 0.5
     assert torch.allclose(found.x, 1.0 / (matrix.diag() + found.damping), atol=1e-4)
-    refused("not positive definite", solver.damped, lambda v: -1e30 * v, b, torch.ones(3), 0.0, 20, 1e-6)
-    found = solver.conjugate_gradient(lambda v: v, torch.zeros(3), 0.1, 5, 1e-6)
+    refused("not positive definite", ifru.damped, lambda v: -1e30 * v, b, torch.ones(3), 0.0, 20, 1e-6)
+    found = ifru.conjugate_gradient(lambda v: v, torch.zeros(3), 0.1, 5, 1e-6)
     assert torch.equal(found.x, torch.zeros(3))
     assert found.outcome().certificates["solver"]["steps"] == 0
     for product, b in ((lambda v: v * float("nan"), 1.0), (lambda v: v, float("nan"))):
-        refused("not finite", solver.conjugate_gradient, product, torch.full((3,), b), 0.1, 5, 1e-6)
+        refused("not finite", ifru.conjugate_gradient, product, torch.full((3,), b), 0.1, 5, 1e-6)
 
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "FM"])
@@ -132,7 +132,7 @@ def test_the_influence_step_goes_to_the_leave_out_optimum(kind, error, seed):
     selection = Selection(net, [Table("weight", "user", 0, 1)], region_of(range(4)), index)
     product = hessian_product(loss(net.weight[0], kept), selection)
     b = gradient_sum([(loss(net.weight[0], deleted), 1.0)], selection)
-    step = solver.damped(product, b, selection.weights(), 0.0, 40, 1e-12).x
+    step = ifru.damped(product, b, selection.weights(), 0.0, 40, 1e-12).x
     away = float((start - target).norm())
     assert float((start + step - target).norm()) <= error * away
     assert float((start - step - target).norm()) > 1.9 * away
@@ -172,8 +172,7 @@ def test_ifru_finds_the_leave_out_optimum(make_config, begin, monkeypatch):
     start.item_embedding.weight.data.mul_(20.0)
     original.state_dict["item_embedding.weight"] = start.item_embedding.weight.detach().clone()
     before = original.state_dict["user_embedding.weight"] = ridge_optimum(start, data.full.train)
-    changes = {"ifru_damping": 0.0, "ifru_steps": 100}
-    trainer, task = begin("ifru", Ridge, original=original, **changes)
+    trainer, task = begin("ifru", Ridge, original=original, ifru_damping=0.0)
     finished, target = trainer.run(task), ridge_optimum(start, data.retain.train)
     found, users = trainer.model.user_embedding.weight.detach(), data.affected_users
     assert float((found[users] - target[users]).norm()) < 1e-3 * float((before[users] - target[users]).norm())
@@ -214,29 +213,6 @@ def test_the_spillover_is_the_change_of_the_retained_loss(begin, monkeypatch):
     assert float(found.norm()) > 0
     trainer, task = begin("ifru")  # BPR has no graph
     assert list(trainer._spillover(RequestLosses(task, trainer.model))) == []
-
-
-def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node(monkeypatch):
-    pairs = [(1, 1), (1, 2), (1, 3), (2, 2), (3, 2), (4, 2), (2, 3), (5, 4), (5, 5)]
-    index, deleted = TrainIndex(Rows(pairs)), torch.zeros(len(pairs), dtype=torch.bool)
-    deleted[0] = True
-    retained, touched = rest_of(index, deleted)
-    assert ifru.importance_region(touched, retained, 0) is touched
-    # Item 3 is reached by user 1 with weight ⅓ over a degree of 2, item 2 over one of 4.
-    for keep, hops, kept_users, kept_items in (
-        (0.5, 1, [1], [1, 3]), (1.0, 1, [1], [1, 2, 3]), (1.0, 2, [1, 2, 3, 4], [1, 2, 3]), (0.01, 2, [1], [1]),
-    ):  # fmt: skip
-        monkeypatch.setattr(ifru, "KEEP", keep)
-        found = ifru.importance_region(touched, retained, hops)
-        assert (found["user"].ids.tolist(), found["item"].ids.tolist()) == (kept_users, kept_items)
-        if keep == 0.5:
-            assert found["item"].share[1].item() == pytest.approx(1 / 3 / 2)
-
-
-def test_neighbours_change_too(settings):
-    outcome = run(settings, "ifru", "LightGCN", ifru_hops=1)
-    assert outcome.result["certificates"]["spillover"] > 0
-    assert outcome.result["certificates"]["rows"]["user"] > len(outcome.data.affected_users)
 
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "MultiVAE"])
@@ -297,50 +273,6 @@ def test_rrl_leaves_a_model_alone_whose_deleted_pairs_are_all_retained(begin):
     assert same(before, trainer.model.state_dict())
 
 
-def test_positives_of_a_model_of_points_are_labelled_zero(make_config):
-    config = make_config("NeuMF")
-    witness = make_witness(config, divided(config))
-    batch = witness.batch(witness.triples(witness.interactions()[:5]))
-    other = scif.turned(config, batch)
-    assert torch.equal(other["item_id"], batch["item_id"])
-    assert batch["label"].tolist() == [1.0] * 5 + [0.0] * 5
-    assert not other["label"].any()
-
-
-def test_scif_is_the_closed_form_of_bpr(begin, monkeypatch):
-    """With fixed items each user is a logistic regression: Δ_u = (H_u + λ n_u)⁻¹ · -½ Σ over S of (q_i - q_j)."""
-    monkeypatch.setattr(scif, "DRAWS", 1)
-    monkeypatch.setattr(scif, "TOLERANCE", 1e-7)
-    trainer, task = begin("scif", epochs=10, scif_cap=1e9, scif_steps=200)
-    data, before = task.data, trainer.snapshot().state_dict
-    request = RequestLosses(task, trainer.model)
-    kept, rows = request.fixed_batch(region_of(request.region["user"].ids.tolist()), 10**6)
-    gone = request.deleted_batch(request.deleted_rows())
-    trainer.unlearn(task)
-    p, q = before["user_embedding.weight"].double(), before["item_embedding.weight"].double()
-    assert rows == len(kept["user_id"])
-    for user in data.affected_users:
-        mine = kept["user_id"] == user
-        x = (q[kept["item_id"]] - q[kept["neg_item_id"]])[mine]
-        s = torch.sigmoid(x @ p[user])
-        damping = 0.01 * float((data.full.train.inter_feat["user_id"] == user).sum())
-        hessian = x.T @ (x * (s * (1 - s))[:, None]) + damping * torch.eye(x.shape[1], dtype=x.dtype)
-        mine = gone["user_id"] == user
-        b = -0.5 * (q[gone["item_id"]] - q[gone["neg_item_id"]])[mine].sum(dim=0)
-        step = trainer.model.user_embedding.weight.detach()[user].double() - p[user]
-        assert torch.allclose(step, torch.linalg.solve(hessian, b), atol=1e-4)
-
-
-def test_scif_steps_are_capped(begin):
-    trainer, task = begin("scif", scif_cap=0.3, scif_damping=0.0)
-    finished, original = trainer.run(task), task.original.state_dict
-    before = original["user_embedding.weight"]
-    change = (trainer.model.user_embedding.weight.detach() - before).norm(dim=1)
-    assert (change <= 0.3 * before.norm(dim=1) * 1.001).all()
-    assert finished.certificates["capped"] > 0
-    assert torch.equal(trainer.model.item_embedding.weight, original["item_embedding.weight"])
-
-
 def test_ascent_raises_the_loss_of_deleted_rows_and_stops_before_retained_ones_suffer(begin):
     losses = {}
     for tolerance in (0.0, 0.02, 10.0):
@@ -376,16 +308,13 @@ def test_an_autoencoder_s_loss_on_deleted_rows_is_what_they_added(begin, make_co
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "SGL", "NeuMF", "MultiVAE", "FM"])
 def test_every_method_on_many_models(begin, model, method):
     trainer, task = begin(method, model)
-    if (method, model) == ("scif", "MultiVAE"):
-        refused("MultiVAE has none", trainer.run, task)
-        return
     full, before = task.data.full.train, task.original.state_dict
     users, items = (task.data.forget.inter_feat[key].unique().tolist() for key in ("user_id", "item_id"))
     finished = trainer.run(task)
     assert not same(weights(trainer.model), before)
     assert finished.curves
-    if method in ("scif", "ifru"):
-        check_outside(trainer.model, before, full, region_of(users, items if method == "ifru" else ()))
+    if method == "ifru":
+        check_outside(trainer.model, before, full, region_of(users, items))
         assert finished.certificates["solver"]["steps"] > 0
     if method in ("rrl", "gradient_ascent") and model == "BPR":
         check_outside(trainer.model, before, full, region_of(users, range(full.item_num)))
@@ -410,7 +339,7 @@ def test_a_whole_user_is_forgotten(settings, method):
     assert not same_rows[row + 1]
 
 
-@pytest.mark.parametrize("method", [*METHODS, "sisa", "receraser", "ultrare"])
+@pytest.mark.parametrize("method", [*METHODS, "sisa", "receraser"])
 def test_closed_form_models_are_refused(settings, method):
     refused("--unlearn=obliviate or --unlearn=retrain, which are exact", run, settings, method, "EASE", epochs=1)
 
@@ -429,7 +358,7 @@ def test_settings_they_cannot_work_with(settings, method, changes, message):
     refused(message, run, settings, method, **{"epochs": 1} | changes)
 
 
-@pytest.mark.parametrize("method", ["scif", "ifru", "gradient_ascent", "obliviate"])
+@pytest.mark.parametrize("method", ["ifru", "gradient_ascent", "obliviate"])
 def test_weights_that_are_not_numbers_are_refused(begin, method):
     original = copy.deepcopy(begin(method)[1].original)
     original.state_dict["user_embedding.weight"][3] = float("nan")

@@ -156,7 +156,7 @@ def test_a_run_of_auto_is_exact_and_names_what_it_chose(settings, caplog):
     assert "retrained" not in outcome.result["phases"]
 
 
-@pytest.mark.parametrize("method", ["retrain", "sisa", "receraser", "ultrare"])
+@pytest.mark.parametrize("method", ["retrain", "sisa", "receraser"])
 def test_every_training_of_a_run_can_have_a_spectral_start(settings, monkeypatch, method):
     """The clean model, the original, and a retrained model or shards, each from its own interactions."""
     sizes = []

@@ -41,7 +41,6 @@ from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import Curve, Outcome, UnlearnTask, UnlearnTrainer
-from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.recbole_compat import clear_caches, on_cpu
 from recbole_unlearn.rows import Earlier, find_tables, find_vectors, side_tables
 from recbole_unlearn.settings import UnlearnConfig, plain_settings, read_regular
@@ -103,15 +102,15 @@ class Shards:
     """The models of all shards, as data."""
 
     config: UnlearnConfig  # of a shard's training
-    partition: Partition
+    places: torch.Tensor  # (|D|,) int64, the shard of each training interaction
     initial: list[Weights]  # by shard
     trained: list[Trained | None]  # by shard; None: to be trained from the initial weights
 
     @classmethod
-    def new(cls, config: UnlearnConfig, splits: Splits, partition: Partition) -> Self:
+    def new(cls, config: UnlearnConfig, splits: Splits, places: torch.Tensor, number: int) -> Self:
         """Untrained shards, each with initial weights of its own."""
-        shards = cls(config, partition, [], [None] * partition.number)
-        for shard in range(partition.number):
+        shards = cls(config, places, [], [None] * number)
+        for shard in range(number):
             model = build_model(shards._config(shard), shards.splits(splits, shard))
             shards.initial.append(on_cpu(model.state_dict()))
         return shards
@@ -122,7 +121,7 @@ class Shards:
 
     def splits(self, splits: Splits, shard: int) -> Splits:
         """A shard's training interactions, and validation ones of their users and items."""
-        mine = self.partition.interactions == shard
+        mine = self.places == shard
         train, held = splits.train.copy(splits.train.inter_feat[mine]), splits.valid.inter_feat
         users, items = (torch.isin(held[f], train.inter_feat[f]) for f in (train.uid_field, train.iid_field))
         own = users & items
@@ -132,11 +131,9 @@ class Shards:
 
     def without(self, data: UnlearnData) -> Self:
         """The shards of the retain set; those that saw a deleted interaction are to be trained."""
-        train, gone = data.full.train, data.deleted
-        users, items = (train.inter_feat[field] for field in (train.uid_field, train.iid_field))
-        touched = self.partition.interactions[gone]
-        kept = [None if (touched == shard).any() else one for shard, one in enumerate(self.trained)]
-        return dataclasses.replace(self, partition=self.partition.without(gone, users, items), trained=kept)
+        touched = set(self.places[data.deleted].tolist())
+        kept = [None if shard in touched else one for shard, one in enumerate(self.trained)]
+        return dataclasses.replace(self, places=self.places[~data.deleted], trained=kept)
 
     def fitted(
         self, splits: Splits, train_all: Callable[[Sequence[Job]], list[Trained]], label: str
@@ -179,7 +176,7 @@ class ShardedTrainer(UnlearnTrainer):
         """The model whose embeddings the interactions are divided by, the plain original; None without one."""
         return task.original or task.train(task.config, task.data.full, "pretrained")
 
-    def divide(self, task: UnlearnTask, embeddings: Vectors | None, generator: torch.Generator) -> Partition:
+    def divide(self, task: UnlearnTask, embeddings: Vectors | None, generator: torch.Generator) -> torch.Tensor:
         """The shard of each training interaction; ``embeddings`` are those of the pretrained model."""
         raise NotImplementedError(f"{type(self).__name__} does not implement divide().")
 
@@ -203,8 +200,8 @@ class ShardedTrainer(UnlearnTrainer):
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(task.config["seed"])
         embeddings = None if pretrained is None else row_vectors(task, pretrained)
-        partition = self.divide(task, embeddings, generator)
-        shards = Shards.new(config, full, partition)
+        places = self.divide(task, embeddings, generator)
+        shards = Shards.new(config, full, places, getattr(task.settings, f"{self.name}_shards"))
         spent = time.perf_counter() - start
         self.shards, new = shards.fitted(full, task.train_all, self.name)
         trained = [*new.values(), *([] if pretrained is None else [pretrained])]
@@ -238,7 +235,7 @@ class ShardedTrainer(UnlearnTrainer):
         spent = {shard: one.seconds or 0.0 for shard, one in new.items()}
         return Outcome(
             {
-                "shards": shards.partition.number,
+                "shards": len(shards.trained),
                 "restarted": len(new),
                 "shard_seconds": {str(shard + 1): round(value, 4) for shard, value in spent.items()},
                 "rule_seconds": round(rule_seconds, 4),
@@ -265,11 +262,7 @@ class ShardedTrainer(UnlearnTrainer):
                 assert trained is not None
                 named = {"initial": shards.initial[shard], _TRAINED: trained.state_dict}
                 _save(folder / f"shard-{shard}.safetensors", named)
-            partition = shards.partition
-            places = {"rows": partition.interactions}
-            sides = {"users": partition.users, "items": partition.items}
-            places |= {side: shard for side, shard in sides.items() if shard is not None}
-            _save(folder / _RULE, {"partition": places, "rule": self.model.rule()})
+            _save(folder / _RULE, {"partition": {"rows": shards.places}, "rule": self.model.rule()})
             values = plain_settings(config.to_recbole().final_config_dict) | config.method_values(self.name)
             file = f"{config['dataset']}-Dataset.pth"
             plain = files.dataset_config(config, home / name, home / name / file)
@@ -277,7 +270,7 @@ class ShardedTrainer(UnlearnTrainer):
             head = {
                 "schema": files.SCHEMA, "method": self.name, "model": config["model"], "dataset": config["dataset"],
                 "settings": {key: value for key, value in values.items() if not key.endswith(("_path", "_dir"))},
-                "shards": partition.number, "slices": 1, "rows": _digest(data.retain),
+                "shards": len(shards.trained), "slices": 1, "rows": _digest(data.retain),
             }  # fmt: skip
             files.write_json(folder / files.HEAD, head)
         return name
@@ -292,20 +285,12 @@ def read_ensemble(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Sh
             f"{path} is of other interactions than its dataset file holds. Use the directory as it was written."
         )
     groups = _load(path / _RULE)
-    places, train = groups.get("partition", {}), splits.train
-    none = torch.empty(0, dtype=torch.long)  # users or items are left out where they are in many shards
-    for name, size, low, high in (
-        ("rows", len(train), 0, number),
-        ("users", train.user_num if "users" in places else 0, -1, number),
-        ("items", train.item_num if "items" in places else 0, -1, number),
-    ):
-        held = places.get(name, none)
-        if held.shape != (size,) or held.dtype != torch.int64 or ((held < low) | (held >= high)).any():
-            raise UnlearnError(
-                f"{path / _RULE} is damaged: {name} does not fit {size} places in {number} shards. Use "
-                "another copy of the ensemble."
-            )
-    partition = Partition(number, places["rows"], places.get("users"), places.get("items"))
+    places, size = groups.get("partition", {}).get("rows", torch.empty(0)), len(splits.train)
+    if places.shape != (size,) or places.dtype != torch.int64 or ((places < 0) | (places >= number)).any():
+        raise UnlearnError(
+            f"{path / _RULE} is damaged: its places do not fit {size} interactions in {number} shards. Use another "
+            "copy of the ensemble."
+        )
     initial: list[Weights] = []
     trained: list[Trained | None] = []
     for shard in range(number):
@@ -315,7 +300,7 @@ def read_ensemble(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Sh
             raise UnlearnError(f"{file} is damaged: it does not hold initial and trained weights.")
         initial.append(named["initial"])
         trained.append(Trained(named[_TRAINED], None, {}, -1))
-    return Shards(config, partition, initial, trained), groups.get("rule", {})
+    return Shards(config, places, initial, trained), groups.get("rule", {})
 
 
 def _digest(splits: Splits) -> str:

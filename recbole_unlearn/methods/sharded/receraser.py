@@ -11,10 +11,6 @@ W_s and b_s align the shards' spaces and serve users and items; the attention (W
 models are frozen; the rest is trained with BPR on all retained interactions. It works for models whose score is the
 product of a user's and an item's vector (BPR, LightGCN, NGCF), which is checked, not assumed.
 
-From the appendix of Obliviate's paper, the light variant: users are split at random, an item goes to the shard that
-has most of its interactions, an interaction to its item's shard, and the score of a pair is that of its item's model
-(no pretraining, no aggregation).
-
 Filled in: the pretrained embeddings are the plain original's. The aggregation is trained to the best validation
 epoch. The scores of other models can be averaged (`receraser_aggregation: mean`). As in SISA, shards stop on the
 validation interactions of users and items they know, and start from stored initial weights.
@@ -23,7 +19,7 @@ Avoided: the authors' code averages a centroid to one number instead of one for 
 partition; and negatives that are rejected by a user's full history, which leaks across shards.
 
 Not exact: the partition was made from embeddings that saw the deleted interactions, and stays as it was. The models
-and the aggregation saw none of them. The light variant divides by counts of interactions, deleted ones among them.
+and the aggregation saw none of them.
 """
 
 import dataclasses
@@ -41,11 +37,10 @@ from tqdm import tqdm
 
 from recbole_unlearn.data import Splits, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Curve, UnlearnTask, method
 from recbole_unlearn.methods.sharded.base import Ensemble, ShardedTrainer, Vectors
-from recbole_unlearn.methods.sharded.partition import Partition, by_interactions, by_users, fill, item_blocks
+from recbole_unlearn.methods.sharded.partition import by_interactions, by_users
 from recbole_unlearn.rows import RetainedIndex, TrainIndex, find_vectors
 from recbole_unlearn.settings import UnlearnConfig, setting
 
@@ -60,13 +55,11 @@ class RecEraserSettings:
 
     receraser_shards: int = setting("Shards, K.", low=1)
     receraser_partition: str = setting(
-        "By interactions (InBP), by users (UBP), or the light one by items.",
-        choices=("interactions", "users", "items"),
+        "By interactions (InBP), or by users (UBP).", choices=("interactions", "users")
     )
     receraser_learning_rate: float | None = setting("Learning rate of a shard; the model's own when empty.", low=0.0)
     receraser_aggregation: str = setting(
-        "Attention over embeddings, or the mean of scores; the light partition has neither.",
-        choices=("attention", "mean"),
+        "Attention over embeddings, or the mean of scores.", choices=("attention", "mean")
     )
     receraser_attention_epochs: int = setting("attention: epochs at most.", low=1)
 
@@ -80,26 +73,17 @@ class RecEraserSettings:
 class RecEraser(ShardedTrainer):
     """e = Σ_k α_k (e_k W_k + b_k) for users and items, with model k trained on its part of the interactions."""
 
-    def pretrain(self, task: UnlearnTask) -> Trained | None:
-        """The plain original; the light variant needs no embeddings."""
-        return None if task.settings.receraser_partition == "items" else super().pretrain(task)
-
-    def divide(self, task: UnlearnTask, embeddings: Vectors | None, generator: torch.Generator) -> Partition:
-        """InBP, UBP or the light co-partition."""
-        train, k = task.data.full.train, task.settings.receraser_shards
+    def divide(self, task: UnlearnTask, embeddings: Vectors | None, generator: torch.Generator) -> torch.Tensor:
+        """InBP or UBP."""
+        assert embeddings is not None
+        train, k, (p, q) = task.data.full.train, task.settings.receraser_shards, embeddings
         users, items = (train.inter_feat[field] for field in (train.uid_field, train.iid_field))
-        if embeddings is None:
-            return item_blocks(users, items, train.user_num, train.item_num, k, generator)
-        p, q = embeddings
         if task.settings.receraser_partition == "users":
-            return by_users(users, p, k, generator, fill)
+            return by_users(users, p, k, generator)
         return by_interactions(users, items, p, q, k, generator)
 
     def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:
-        """By the item's shard, by attention, or the mean."""
-        if task.settings.receraser_partition == "items":
-            assert self.shards.partition.items is not None, "blocks are of items"
-            return ItemEnsemble(task.config, models, self.shards.partition.items)
+        """By attention, or the mean."""
         if task.settings.receraser_aggregation == "mean":
             return Ensemble(task.config, models)
         return AttentiveEnsemble(task.config, models, splits.train)
@@ -115,20 +99,6 @@ class RecEraser(ShardedTrainer):
         with progress_bar(f"Attention {self.label}", epochs, bool(task.config["show_progress"])) as bar:
             score = functools.partial(self.validation_score, ensemble, data.valid)
             return {"loss": fit_attention(ensemble, epochs, patience, generator, score, bar)}
-
-
-class ItemEnsemble(Ensemble):
-    """The light variant's rule: s(u, i) = s_k(u, i) with k the shard of item i."""
-
-    def __init__(self, config: UnlearnConfig, models: Sequence[AbstractRecommender], shards: torch.Tensor) -> None:
-        """``shards`` (items,): the model of each item; -1, for items without interactions, takes the mean."""
-        super().__init__(config, models)
-        self.register_buffer("item_shards", shards.to(config["device"]), persistent=False)
-
-    def combine(self, scores: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """The score of the item's model."""
-        shard = self.item_shards[items].expand(scores.shape[1:])
-        return torch.where(shard >= 0, scores.gather(0, shard.clamp(min=0)[None])[0], scores.mean(dim=0))
 
 
 class Attention(nn.Module):

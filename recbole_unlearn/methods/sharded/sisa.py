@@ -22,7 +22,7 @@ import torch
 
 from recbole_unlearn.methods import UnlearnTask, method
 from recbole_unlearn.methods.sharded.base import ShardedTrainer, Vectors
-from recbole_unlearn.methods.sharded.partition import Partition, random_users
+from recbole_unlearn.methods.sharded.partition import random_users
 from recbole_unlearn.settings import setting
 
 
@@ -47,7 +47,7 @@ class SISA(ShardedTrainer):
     def pretrain(self, task: UnlearnTask) -> None:
         """None: users are divided at random."""
 
-    def divide(self, task: UnlearnTask, embeddings: Vectors | None, generator: torch.Generator) -> Partition:
+    def divide(self, task: UnlearnTask, embeddings: Vectors | None, generator: torch.Generator) -> torch.Tensor:
         """Users at random."""
         train = task.data.full.train
-        return random_users(train.inter_feat[train.uid_field], train.user_num, task.settings.sisa_shards, generator)
+        return random_users(train.inter_feat[train.uid_field], task.settings.sisa_shards, generator)

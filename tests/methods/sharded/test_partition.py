@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recbole_unlearn.methods.sharded import Partition, partition
+from recbole_unlearn.methods.sharded import partition
 from tests.parts import refused
 
 seeds = st.integers(0, 9999)
@@ -30,17 +30,20 @@ class Data:
     q: torch.Tensor
 
     def parts(self, name, k, seed=0):
-        """The partition that the function ``name`` makes, or that of users whom it places."""
-        sizes = len(self.p), len(self.q)
-        function, *arguments = {
-            "random_users": (partition.random_users, self.users, sizes[0]),
-            "item_blocks": (partition.item_blocks, self.users, self.items, *sizes),
-            "by_interactions": (partition.by_interactions, self.users, self.items, self.p, self.q),
-            "fill": (partition.by_users, self.users, self.p),
-            "transport": (partition.by_users, self.users, self.p),
+        """The partition that the function ``name`` makes."""
+        arguments = {
+            "random_users": (self.users,),
+            "by_interactions": (self.users, self.items, self.p, self.q),
+            "by_users": (self.users, self.p),
         }[name]
-        place = [getattr(partition, name)] if function is partition.by_users else []
-        return function(*arguments, k, seeded(seed), *place)
+        return getattr(partition, name)(*arguments, k, seeded(seed))
+
+    def of_users(self, name, k, seed=0):
+        """The shards of users 1..n, of whom each has all rows in one shard."""
+        found = self.parts(name, k, seed)
+        shards = torch.full((len(self.p),), -1).scatter(0, self.users, found)
+        assert torch.equal(shards[self.users], found)
+        return shards[1:-1]
 
 
 def make_data(seed, n=12, rows=40, d=3, kinds=None):
@@ -55,8 +58,7 @@ def make_data(seed, n=12, rows=40, d=3, kinds=None):
     return Data(torch.cat([ids, extra[0]]), torch.cat([shuffled, extra[1]]), p, q)
 
 
-EVERY = ["random_users", "item_blocks", "by_interactions", "fill", "transport"]
-LEARNED = EVERY[2:]
+EVERY = ["random_users", "by_interactions", "by_users"]
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -65,38 +67,18 @@ def test_each_row_has_one_shard_and_no_shard_is_empty(name, seed, n, k, kinds):
     k = min(k, n)
     data = make_data(seed, n=n, rows=seed % 30, kinds=kinds)
     found = data.parts(name, k, seed)
-    assert (found.number, found.interactions.shape) == (k, data.users.shape)
-    assert (found.interactions.dtype, found.interactions.unique().tolist()) == (torch.int64, list(range(k)))
-    for shard, ids, size in ((found.users, data.users, data.p), (found.items, data.items, data.q)):
-        if shard is not None:
-            assert shard.dtype == torch.int64
-            assert torch.equal(shard[ids], found.interactions)
-            assert shard[0] == shard[len(size) - 1] == -1
+    assert (found.shape, found.dtype) == (data.users.shape, torch.int64)
+    assert found.unique().tolist() == list(range(k))
+    if name != "by_interactions":
+        data.of_users(name, k, seed)
 
 
-@pytest.mark.parametrize("name", ["random_users", "transport"])
-@given(seed=seeds, n=st.integers(1, 25), k=st.integers(1, 7), kinds=st.sampled_from([None, 1, 3]))
-def test_shards_of_one_size(name, seed, n, k, kinds):
+@given(seed=seeds, n=st.integers(1, 25), k=st.integers(1, 7))
+def test_shards_of_one_size(seed, n, k):
     k = min(k, n)
-    sizes = make_data(seed, n=n, kinds=kinds).parts(name, k, seed).users[1:-1].bincount(minlength=k)
+    sizes = make_data(seed, n=n).of_users("random_users", k, seed).bincount(minlength=k)
     assert sizes.max() - sizes.min() <= 1
     assert sizes.sum() == n
-
-
-@given(seeds, st.integers(1, 4))
-def test_items_follow_the_majority(seed, k):
-    data = make_data(seed, rows=80)
-    found = data.parts("item_blocks", k, seed)
-    blocks = partition.random_users(data.users, len(data.p), k, seeded(seed)).users
-    assert found.users is None
-    wanted = [-1] * len(data.q)
-    for item in range(1, len(data.q) - 1):
-        votes = [int((blocks[data.users[data.items == item]] == s).sum()) for s in range(k)]
-        wanted[item] = votes.index(max(votes))
-    if set(range(k)) <= set(wanted):
-        assert found.items.tolist() == wanted
-    else:  # one item for each block that would be empty
-        assert (found.items != torch.tensor(wanted)).sum() == k - len(set(wanted) - {-1})
 
 
 def one_by_one(cost, cap):
@@ -111,10 +93,10 @@ def one_by_one(cost, cap):
 
 
 @hypothesis.settings(max_examples=300)
-@given(seeds, st.integers(1, 40), st.integers(1, 7), st.sampled_from([1, 2, 5, 10**6]), st.floats(1, 1.5))
-def test_the_fill_is_that_of_the_loop(seed, n, k, values, slack):
+@given(seeds, st.integers(1, 40), st.integers(1, 7), st.sampled_from([1, 2, 5, 10**6]))
+def test_the_fill_is_that_of_the_loop(seed, n, k, values):
     cost = np.random.default_rng(seed).integers(0, values, (n, k)).astype(float)
-    assert partition.fill(cost, slack).tolist() == one_by_one(cost, int(np.ceil(slack * n / k)))
+    assert partition.fill(cost).tolist() == one_by_one(cost, int(np.ceil(1.2 * n / k)))
 
 
 @given(seeds, st.integers(1, 9), st.integers(1, 9))
@@ -138,13 +120,12 @@ def test_centroids_are_means_in_each_dimension(seed, k):
     assert np.allclose(found, np.stack([vectors[ids[shard == s]].mean(0) for s in range(k)]))
 
 
-@pytest.mark.parametrize("name", ["fill", "transport"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_end_is_a_fixed_point(name, seed):
+def test_the_end_is_a_fixed_point(seed):
     data = make_data(seed, n=40)
-    found, vectors = data.parts(name, 4, seed).users[1:-1].numpy(), data.p[1:-1].double().numpy()
+    found, vectors = data.of_users("by_users", 4, seed).numpy(), data.p[1:-1].double().numpy()
     centroids = np.stack([vectors[found == s].mean(0) for s in range(4)])
-    assert getattr(partition, name)(np.square(vectors[:, None] - centroids).sum(-1)).tolist() == found.tolist()
+    assert partition.fill(np.square(vectors[:, None] - centroids).sum(-1)).tolist() == found.tolist()
 
 
 def test_the_affinity_of_a_row_is_a_product(monkeypatch):
@@ -157,44 +138,21 @@ def test_the_affinity_of_a_row_is_a_product(monkeypatch):
         user = (p[users[row]] - p[users[first[s]]]).square().sum()
         cost[row, s] = user * (q[items[row]] - q[items[first[s]]]).square().sum()
     found = data.parts("by_interactions", 3, 7)
-    assert found.interactions.tolist() == one_by_one(cost, int(np.ceil(1.2 * len(users) / 3)))
-    assert found.users is found.items is None
-
-
-@given(seeds, st.sampled_from([(2, 2), (4, 2), (6, 2), (6, 3), (4, 4), (3, 1)]), st.sampled_from([2, 10**6]))
-def test_transport_is_the_best_balanced_assignment(seed, shape, values):
-    n, k = shape
-    cost = np.random.default_rng(seed).integers(0, values, (n, k)).astype(float)
-    found = partition.transport(cost)
-    balanced = set(itertools.permutations([s for s in range(k) for _ in range(n // k)]))
-    best = min(sum(cost[row, s] for row, s in enumerate(each)) for each in balanced)
-    assert tuple(found) in balanced
-    assert cost[np.arange(n), found].sum() == best
-
-
-def test_without_drops_rows_and_forgets_orphans():
-    users, items = torch.tensor([1, 1, 2, 3]), torch.tensor([1, 2, 2, 3])
-    whole = Partition(2, torch.tensor([0, 0, 1, 1]), torch.tensor([-1, 0, 1, 1]), torch.tensor([-1, 0, 0, 1]))
-    left = whole.without(torch.tensor([True, False, True, False]), users, items)
-    assert (left.number, left.interactions.tolist()) == (2, [0, 1])
-    assert (left.users.tolist(), left.items.tolist()) == ([-1, 0, -1, 1], [-1, -1, 0, 1])
-    assert whole.users.tolist() == [-1, 0, 1, 1]
+    assert found.tolist() == one_by_one(cost, int(np.ceil(1.2 * len(users) / 3)))
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_more_shards_than_there_is_to_divide(name):
     data = make_data(0, n=3, rows=0)
     refused(r"^Cannot divide 3 .* among 4 shards: use 3 or fewer\.$", data.parts, name, 4)
-    if name == "item_blocks":
-        refused("1 items with", Data(data.users, torch.ones_like(data.items), data.p, data.q).parts, name, 2)
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", EVERY[1:])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_embeddings_that_are_not_finite(name, value):
     data = make_data(0)
     data.p[0] = data.p[-1] = data.q[0] = value  # padding and a user without rows do not matter
-    assert data.parts(name, 2).interactions.unique().tolist() == [0, 1]
+    assert data.parts(name, 2).unique().tolist() == [0, 1]
     data.p[3, 1] = value
     refused(r"user embeddings .* not finite", data.parts, name, 2)
     if name == "by_interactions":

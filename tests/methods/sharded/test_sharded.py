@@ -1,4 +1,4 @@
-"""SISA, RecEraser and UltraRE: restarts, kept shards, runs, saving and loading, several models that answer as one."""
+"""SISA and RecEraser: restarts, kept shards, runs, saving and loading, several models that answer as one."""
 
 import json
 import re
@@ -15,13 +15,13 @@ from tqdm import tqdm
 from recbole_unlearn import unlearn_model
 from recbole_unlearn.data import loaders
 from recbole_unlearn.methods import sharded
-from recbole_unlearn.methods.sharded import AttentiveEnsemble, Partition, Shards, read_ensemble
+from recbole_unlearn.methods.sharded import AttentiveEnsemble, Shards, read_ensemble
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train, train_all
 from recbole_unlearn.training import trainings as cache_module
 from tests.methods.conftest import make_task, run
 from tests.parts import divided, loaded, refused, same, weights, without
 
-METHODS = ["sisa", "receraser", "ultrare"]
+METHODS = ["sisa", "receraser"]
 
 
 def some_of_one(users):
@@ -57,7 +57,7 @@ def test_the_rows_of_a_shard_are_its_own_and_only_touched_ones_change(make_confi
         assert torch.isin(own.valid.inter_feat["user_id"], users).all()
         assert torch.isin(own.valid.inter_feat["item_id"], items).all()
     old = [weights(part) for part in trainer.model.models]
-    touched = set(trainer.shards.partition.interactions[data.deleted].tolist())
+    touched = set(trainer.shards.places[data.deleted].tolist())
     assert 0 < len(touched) < 3 or method == "receraser"
     finished = trainer.run(task)
     after = [part.state_dict() for part in trainer.model.models]
@@ -76,7 +76,8 @@ def test_a_restarted_shard_is_one_that_never_saw_the_rows(make_config):
     trainer.run(task)
     first, second = watched.calls
     (job,) = second
-    (shard,) = set(trainer.shards.partition.users[torch.tensor([3])].tolist())
+    of_three = data.retain.train.inter_feat["user_id"] == 3
+    (shard,) = set(trainer.shards.places[of_three].tolist())
     assert len(first) == 3
     assert same(initial[shard], job.start)
     assert same(first[shard].start, job.start)
@@ -90,7 +91,7 @@ def test_a_shard_without_validation_rows_stops_by_all_and_without_rows_is_as_it_
     user = splits.train.inter_feat["user_id"][0]
     alone, mine = (part.inter_feat["user_id"] == user for part in (splits.train, splits.valid))
     splits = splits._replace(valid=splits.valid.copy(splits.valid.inter_feat[~mine]))
-    shards = Shards.new(config, splits, Partition(2, alone.long(), None, None))
+    shards = Shards.new(config, splits, alone.long(), 2)
     assert len(shards.splits(splits, 1).valid) == len(splits.valid)
     data = without(splits, alone.numpy())
     shards, _ = shards.fitted(data.full, train_all, "x")
@@ -102,9 +103,9 @@ def test_a_shard_without_validation_rows_stops_by_all_and_without_rows_is_as_it_
 
 @pytest.mark.parametrize(("method", "model", "extra"), [
     ("receraser", "BPR", {"receraser_partition": "interactions"}),  # by users is the default
-    ("receraser", "BPR", {"receraser_partition": "items"}),
     ("receraser", "NeuMF", {"receraser_aggregation": "mean"}),  # no full sort and no vectors
-    ("sisa", "NeuMF", {}), ("ultrare", "NeuMF", {}), ("ultrare", "FM", {}),  # users and items in one table
+    ("sisa", "NeuMF", {}),
+    ("receraser", "FM", {"receraser_aggregation": "mean"}),  # users and items in one table
 ])  # fmt: skip
 def test_variants_and_other_models(settings, method, model, extra):
     result = run(settings, method, model, forget={"user_id": ["u3"]}, epochs=1, **extra).result
@@ -145,8 +146,7 @@ def test_the_directory_holds_nothing_of_what_was_deleted(saved):
     outcome, path = saved
     left, groups = len(outcome.data.retain.train), load_file(path / "rule.safetensors")
     assert groups["partition.rows"].shape == (left,)
-    assert groups["partition.users"][outcome.data.full.train.token2id("user_id", "u3")] == -1
-    assert (groups["partition.users"] >= 0).sum() == 39
+    assert [name for name in groups if not name.startswith("rule.")] == ["partition.rows"]
     # The bytes of a weight may spell a token by chance.
     content = {file.name: file.read_bytes() for file in path.iterdir()}
     tokens = {one for name in content if "shard" not in name for one in re.findall(rb"u\d+", content[name])}
@@ -185,9 +185,9 @@ SHARD, RULE, HEAD = "shard-1.safetensors", "rule.safetensors", "ensemble.json"
 def test_a_damaged_directory_is_refused_in_one_line(saved, settings, tmp_path):
     _, path = saved
     for file, damage, message in (
-        (RULE, halved("partition.rows"), "rows does not fit"), (RULE, halved("partition.users"), "users does not"),
-        (RULE, first("partition.rows", 3), "rows does not fit"), (RULE, first("partition.rows", -1), "rows does not"),
-        (RULE, first("partition.rows", 0.0), "rows does not fit"), (RULE, first("partition.users", 3), "users does"),
+        (RULE, halved("partition.rows"), "places do not fit"),
+        (RULE, first("partition.rows", 3), "places do not"), (RULE, first("partition.rows", -1), "places do not"),
+        (RULE, first("partition.rows", 0.0), "places do not"),
         (RULE, halved("rule.of_user.inner.weight"), OLD),
         (RULE, held(lambda own: {k: v for k, v in own.items() if not k.startswith("rule.")}), "is missing there"),
         (SHARD, lambda path: path.unlink(), "Cannot read"),
@@ -272,29 +272,6 @@ def answers(ensemble):
 
 def test_how_several_models_answer_as_one(make_config):
     assert torch.allclose(answers(sharded.Ensemble(make_config(), MODELS)), SCORES.mean(dim=0))
-    shards = torch.tensor([-1, 0, 2, 1, 1, -1, 0])
-    found = answers(sharded.ItemEnsemble(make_config(), MODELS, shards))
-    for item, shard in enumerate(shards.tolist()):
-        expected = SCORES[shard, :, item] if shard >= 0 else SCORES[:, :, item].mean(dim=0)
-        assert torch.allclose(found[:, item], expected)
-    shards = torch.tensor([-1, 0, 2, 1, 0])
-    ensemble = sharded.WeightedEnsemble(make_config(), MODELS, shards)
-    assert torch.allclose(answers(ensemble), SCORES.mean(dim=0))
-    ensemble.weights[:3] = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
-    found = answers(ensemble)
-    for user, shard in enumerate(shards.tolist()):
-        weights = ensemble.weights[shard] if shard >= 0 else torch.full((3,), 1 / 3)
-        assert torch.allclose(found[user], (weights[:, None] * SCORES[:, user]).sum(dim=0), atol=1e-6)
-
-
-def test_the_regression_is_at_its_optimum():
-    """The gradient of Σ log σ(w · x) - ½ |w|² vanishes."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 3, generator=generator, dtype=torch.float64) + torch.tensor([1.0, 0.2, -0.1])
-    w = sharded.ranking_weights(x)
-    gradient = (torch.sigmoid(-(x @ w))[:, None] * x).sum(dim=0) - w
-    assert gradient.abs().max() < 0.05  # of sums over 400 rows
-    assert w[0] > w[1] > w[2]
 
 
 @pytest.fixture
