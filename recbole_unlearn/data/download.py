@@ -1,29 +1,24 @@
 """Download a missing dataset before RecBole looks for it: the run in which RecBole does so itself crashes afterwards.
 
-`pooch` fetches the archive, which is untrusted: only the last part of a name in it counts, so nothing leaves the
-folder, and what it unpacks to is checked before the first byte is written. The folder appears when it is complete.
+RecBole's own functions fetch and unpack it, into a new folder that appears under its name when it is complete. An
+archive is not trusted further than that: zipfile writes nothing outside the folder, but how large the archive is and
+how long it takes are not limited.
 """
 
-import fcntl
+import functools
 import logging
 import os
-import shutil
-import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import resources
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from pathlib import Path, PureWindowsPath
 
-import pooch
 import yaml
+from recbole.utils import url as recbole_url
+from tqdm import tqdm
 
 from recbole_unlearn.errors import UnlearnError, nearest, shown
-from recbole_unlearn.files import new_directory, remove_stale
-
-TIMEOUT_SECONDS, RETRIES = 30.0, 3
-SHARE = 2  # of the free disk, a half may be filled
-_ARCHIVE, _TOO_MUCH = ".archive.zip", "more bytes than half of what is free; set data_path"
+from recbole_unlearn.files import file_digest, new_directory, remove_stale
+from recbole_unlearn.recbole_compat import replaced
 
 logger = logging.getLogger(__name__)
 
@@ -54,28 +49,15 @@ def ensure_dataset(
             f"name must not be a path; {by_hand}."
         )
     logger.info(f"Downloading dataset [{name}] from [{url}].")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(target.parent, os.O_RDONLY)
-    except OSError as error:
-        raise UnlearnError(f"Cannot write to {shown(target.parent)}: {error.strerror}. Set data_path.") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of two runs that start together, the second finds the files of the first
-        remove_stale(target.parent, f".{target.name}.*.tmp")
-        if _missing(target, files):
-            with new_directory(target) as folder:
-                try:
-                    _fill(folder, name, url, show_progress)
-                    if lacking := _missing(folder, files):
-                        raise ValueError(f"the archive lacks {lacking}")
-                except Exception as error:  # a damaged archive can make zipfile and the decompressors raise anything
-                    if isinstance(error, UnlearnError) or getattr(error, "errno", None):
-                        raise  # the disk is full
-                    reason = " ".join(str(error).split())
-                    advice = f"Check the url. Try again later, or {by_hand}."
-                    raise UnlearnError(f"Cannot download dataset [{name}] from {url}: {reason}. {advice}") from error
-    finally:
-        os.close(lock)
+    remove_stale(target.parent, f".{target.name}.*.tmp")
+    with new_directory(target) as folder:
+        try:
+            _fill(folder, name, url, show_progress)
+            if lacking := _missing(folder, files):
+                raise ValueError(f"the archive lacks {lacking}")
+        except Exception as error:  # a damaged archive can make zipfile and the decompressors raise anything
+            reason, advice = " ".join(str(error).split()), f"Check the url. Try again later, or {by_hand}."
+            raise UnlearnError(f"Cannot download dataset [{name}] from {url}: {reason}. {advice}") from error
     logger.info(f"Dataset [{name}] is ready in [{directory}].")
 
 
@@ -88,39 +70,12 @@ def _missing(directory: Path, files: Sequence[str]) -> list[str]:
 
 
 def _fill(folder: Path, name: str, url: str, show_progress: bool) -> None:
-    """Download and unpack the archive into ``folder``: all files into one, with the name of the dataset in theirs."""
+    """As RecBole's `Dataset._download`: the archive is unpacked, and its files get the name of the dataset."""
     address, _, checksum = url.partition("#sha256=")
-    room = shutil.disk_usage(folder).free // SHARE
-
-    def limit(response: Any, **_: Any) -> None:
-        """Let no more arrive than there is room for, whatever the server says."""
-        chunks = response.iter_content
-
-        def limited(**options: Any) -> Iterator[bytes]:
-            left = room
-            for chunk in chunks(**options):
-                left -= len(chunk)
-                if left < 0:
-                    raise UnlearnError(f"Dataset [{name}] from {address} has {_TOO_MUCH}.")
-                yield chunk
-
-        response.iter_content = limited
-
-    pooch.get_logger().setLevel(logging.WARNING)
-    source = pooch.create(
-        folder, "", registry={_ARCHIVE: checksum or None}, urls={_ARCHIVE: address}, retry_if_failed=RETRIES
-    )
-    fetch = pooch.HTTPDownloader(show_progress, timeout=TIMEOUT_SECONDS, hooks={"response": limit})
-    file = Path(source.fetch(_ARCHIVE, downloader=fetch))
-    old = PurePosixPath(unquote(urlsplit(address).path)).stem
-    with zipfile.ZipFile(file) as archive:
-        members = [info for info in archive.infolist() if not info.is_dir()]
-        if sum(info.file_size for info in members) > room:  # zipfile stops at the size that is declared
-            raise ValueError(f"unpacked it has {_TOO_MUCH}")
-        for info in members:
-            own = PureWindowsPath(info.filename).name  # by the stricter rules: both slashes separate
-            own = own if own.startswith(f"{name}.") else own.replace(old or name, name, 1)
-            if not own.startswith("."):  # what desktops add
-                with archive.open(info) as source, open(folder / own, "wb") as sink:
-                    shutil.copyfileobj(source, sink)
-    file.unlink()
+    with replaced(recbole_url, "tqdm", functools.partial(tqdm, disable=not show_progress)):
+        archive = Path(recbole_url.download_url(address, str(folder)))
+    if checksum and file_digest(archive) != checksum:
+        raise ValueError("its SHA-256 is not the one given")
+    recbole_url.extract_zip(archive, folder)
+    archive.unlink()
+    recbole_url.rename_atomic_files(folder, archive.stem, name)
