@@ -117,7 +117,8 @@ def test_unknown_datasets_and_odd_urls(site, target):
 
 @pytest.mark.parametrize(("key", "value"), [
     ("status", 404), ("status", 500), ("aim", "file:///etc/passwd"), ("claimed", "nothing"),
-    ("data", b"<html>please log in</html>"), ("data", b""), ("data", make_zip({"tiny.inter": INTER})[:-100]), ("data", make_zip({"other.inter": INTER})),
+    ("data", b"<html>please log in</html>"), ("data", b""), ("data", make_zip({"tiny.inter": INTER})[:-100]),
+    ("data", make_zip({"other.inter": INTER})),
     ("data", make_zip({"tiny.inter": INTER}).replace(INTER, INTER[:-1] + b"x")),
 ])  # fmt: skip
 def test_transfers_and_archives_that_fail(site, target, key, value):
