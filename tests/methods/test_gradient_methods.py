@@ -166,6 +166,7 @@ def ridge_optimum(model, dataset):
 def test_ifru_finds_the_leave_out_optimum(make_config, begin, monkeypatch):
     """The whole method on a convex model: it ends where training without S ends."""
     monkeypatch.setattr(ifru, "TOLERANCE", 1e-7)
+    monkeypatch.setattr(ifru, "STEPS", 100)
     config = make_config(Ridge, epochs=1)
     data = divided(config)
     original, start = train(config, data.full, "original"), build_model(config, data.full)
