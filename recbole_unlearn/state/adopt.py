@@ -21,7 +21,7 @@ from recbole_unlearn.state.context import Core
 from recbole_unlearn.state.database import ADOPTED, NOT_FINAL
 from recbole_unlearn.state.deltas import NewBase
 from recbole_unlearn.state.live import load_trained
-from recbole_unlearn.state.publish import final, finish, replace_base
+from recbole_unlearn.state.publish import final, replace_base
 from recbole_unlearn.state.verify import deleted_in
 
 _NOT_KEPT = {
@@ -88,8 +88,4 @@ def adopt(core: Core, path: str | Path, data_path: str | Path | None) -> int:
             )
 
     change = final(core, None).change
-    number = replace_base(
-        core, ADOPTED, core.at(change), change, new, NOT_FINAL, about=said, check=check, exact=exact
-    )
-    finish(core)
-    return number
+    return replace_base(core, ADOPTED, core.at(change), change, new, NOT_FINAL, about=said, check=check, exact=exact)

@@ -254,8 +254,8 @@ def _check(state: State, given: Any) -> int:
 def _export(state: State, given: Any) -> None:
     done = state.export(given.out, since=given.since)
     print(f"{shown(done.folder)}: the model with the fingerprint {done.fingerprint}.")
-    if done.delta_bytes is not None:
-        print(f"The delta has {done.delta_bytes:,} bytes; all vectors have {done.whole_bytes or 0:,}.")
+    if done.delta is not None:
+        print(f"The delta has {done.delta['bytes']:,} bytes; all vectors have {done.delta['whole_bytes']:,}.")
 
 
 def _undoable(state: State) -> str:

@@ -181,16 +181,16 @@ class Core:
         return ids
 
     def drop(self) -> None:
-        """Drop the model in memory."""
+        """Drop the model in memory, and its settings, which an adopted model does not have."""
         self._live = self._version = None
+        self.__dict__.pop("config", None)
 
     def refreshed(self) -> Version:
         """The current version; a model of another version is dropped from memory."""
         now = self.version()
-        if self._version != now:
-            if self._version is not None and self._version.base != now.base:
-                self.__dict__.pop("config", None)  # another process may have adopted a model with other settings
-            self._live, self._version = None, now
+        if self._version not in (None, now):
+            self.drop()
+        self._version = now
         return now
 
     def keep(self) -> None:

@@ -327,6 +327,13 @@ class Database:
         """A value that was set when the state was made."""
         return json.loads(self.value("SELECT value FROM about WHERE key = ?", key))
 
+    def request(self, id: str) -> sqlite3.Row:
+        """The row of a request."""
+        rows = self.rows("SELECT * FROM requests WHERE id = ?", id)
+        if not rows:
+            raise UnlearnError(f"There is no request {shown(id)}; `requests status` lists them.")
+        return rows[0]
+
     def newest(self) -> int:
         """The number of the newest request, 0 when there is none."""
         return int(self.value("SELECT coalesce(max(number), 0) FROM requests"))

@@ -22,6 +22,7 @@ import dataclasses
 import io
 import logging
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,8 +73,7 @@ class Exported(NamedTuple):
     fingerprint: str  # of the model
     vectors: bool  # whether the model has any
     pending: int  # requests that are in the suppression list only
-    delta_bytes: int | None
-    whole_bytes: int | None  # of all vectors
+    delta: dict[str, Any] | None  # as in export.json
 
 
 def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None = None) -> Exported:
@@ -83,11 +83,10 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
         raise UnlearnError(f"{shown(target)} exists already. Choose another directory for the export.")
     if target.is_relative_to(core.folder):
         raise UnlearnError(f"{shown(target)} is inside the state. Choose a directory outside of it.")
+    live, fingerprint, hashes, rows, exact = _take(core)
     before, earlier = (None, None) if since is None else _read_earlier(core, Path(since))
-    live, fingerprint, counts, hashes, done, exact = _take(core)
-    if before is not None and _trained_since(core, before):
-        earlier = None
-        logger.warning("The model was trained again since that export: all vectors are others, so there is no delta.")
+    counts = {status: sum(row["status"] == status for row in rows) for status in ("pending", "failed")}
+    done = tuple(Done(row["digest"], row["finished"][:10]) for row in rows if row["status"] in ("done", "published"))
     model, vectors = core.about("model"), find_vectors(live)
     if vectors is None:
         if since is not None:
@@ -103,26 +102,16 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
         },
         "vectors": None, "delta": None,
     }  # fmt: skip
-    whole = None
     with new_directory(target) as place:
         live.trainer.save(place, data, target)
         check = _list_hash(core.key, hashes)
         write_json(place / "suppression.json", {"schema": SCHEMA, "check": check, "hashes": hashes})
         if vectors is not None:
             about["vectors"] = write_vectors(place, live.base.splits.train, vectors)
-            whole = (place / VECTORS).stat().st_size
             if earlier is not None:
-                delta = {side: moved(*pair) for side, *pair in zip(TABLES, earlier, vectors, strict=True)}
-                named = {f"{side}.{key}": part for side, one in delta.items() for key, part in one.items()}
-                write_bytes(place / DELTA, pack(named))
-                about["delta"] = {
-                    "before": before, "after": fingerprint,
-                    **{
-                        side: {"moved": len(one["rows"]), "removed": len(one["removed"])}
-                        for side, one in delta.items()
-                    },
-                    "bytes": (place / DELTA).stat().st_size, "whole_bytes": whole,
-                }  # fmt: skip
+                moves = write_delta(place, earlier, vectors)
+                sizes = {"bytes": (place / DELTA).stat().st_size, "whole_bytes": (place / VECTORS).stat().st_size}
+                about["delta"] = {"before": before, "after": fingerprint, **moves, **sizes}
         about["files"] = {
             path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size} for path in sorted(place.iterdir())
         }
@@ -133,26 +122,18 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
             counts["pending"],
             counts["failed"],
         )
-    bytes = about["delta"] and about["delta"]["bytes"]
-    return Exported(target, fingerprint, vectors is not None, counts["pending"], bytes, whole)
+    return Exported(target, fingerprint, vectors is not None, counts["pending"], about["delta"])
 
 
-def _take(core: Core) -> tuple[LiveModel, str, dict[str, int], list[str], tuple[Done, ...], Exactness]:
-    """The model, and of the same moment its fingerprint, numbers of requests, suppressed hashes and requests.
-
-    The last is whether it is exact.
-    """
+def _take(core: Core) -> tuple[LiveModel, str, list[str], list[sqlite3.Row], Exactness]:
+    """The model, and of the same moment its fingerprint, suppressed hashes, requests, and whether it is exact."""
     while True:
         version, live = core.refreshed(), core.live
         with core.database.transaction():
             if core.version() != version:
                 continue  # another process has changed the state
-            rows = core.database.rows("SELECT digest, finished, status FROM requests ORDER BY number")
-            statuses = [row["status"] for row in rows]
-            counts = {status: statuses.count(status) for status in ("pending", "failed")}
-            done = (Done(row[0], row[1][:10]) for row in rows if row["status"] in ("done", "published"))
-            exact = core.database.exactness()[0]
-            return live, core.fingerprint(), counts, sorted(core.suppression().hashes), tuple(done), exact
+            rows, exact = core.database.rows("SELECT * FROM requests ORDER BY number"), core.database.exactness()[0]
+            return live, core.fingerprint(), sorted(core.suppression().hashes), rows, exact
 
 
 def find_vectors(live: LiveModel) -> tuple[Vectors, Vectors] | None:
@@ -188,8 +169,18 @@ def write_vectors(place: Path, train: Dataset, vectors: tuple[Vectors, Vectors])
     return numbers
 
 
-def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
-    """The fingerprint and the vectors of an earlier export; refused unless the ledger knows the fingerprint."""
+def write_delta(place: Path, earlier: list[Vectors], now: tuple[Vectors, Vectors]) -> dict[str, dict[str, int]]:
+    """Write the rows that moved since an earlier export; returns their numbers."""
+    delta = {side: moved(*pair) for side, *pair in zip(TABLES, earlier, now, strict=True)}
+    write_bytes(place / DELTA, pack({f"{side}.{key}": p for side, one in delta.items() for key, p in one.items()}))
+    return {side: {"moved": len(one["rows"]), "removed": len(one["removed"])} for side, one in delta.items()}
+
+
+def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors] | None]:
+    """The fingerprint of an earlier export, and its vectors, None if the model was trained again since.
+
+    Refused unless the ledger knows the fingerprint.
+    """
     try:
         about = read_json(folder / ABOUT)
         schema, fingerprint, named = int(about["schema"]), about["fingerprint"], (about["model"], about["dataset"])
@@ -200,11 +191,16 @@ def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
         raise UnlearnError(f"{shown(folder)} is of a newer version of recbole-unlearn. Update recbole-unlearn.")
     if named != (core.about("model"), core.about("dataset")):
         raise UnlearnError(f"{shown(folder)} is an export of another model. Give one of this state.")
-    if fingerprint not in [one["after"] for one in core.database.entries() if "after" in one]:
+    entries = core.database.entries()
+    last = max((one["number"] for one in entries if one.get("after") == fingerprint), default=None)
+    if last is None:
         raise UnlearnError(
             f"{shown(folder)} is an export of another state: the ledger of this one does not know its fingerprint. "
             "Give an export of this state, or none for a full export."
         )
+    if any(one["what"] in TRAINED for one in entries[last:]):
+        logger.warning("The model was trained again since that export: all vectors are others, so there is no delta.")
+        return fingerprint, None
     if not has_vectors:
         raise UnlearnError(f"{shown(folder)} has no vectors, so there is no delta. Give another, or none.")
     names = [f"{side}.parquet" for side in TABLES]
@@ -217,14 +213,6 @@ def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
         return fingerprint, [Vectors(tables[side], own) for side, own in zip(TABLES, rows, strict=True)]
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(folder, VECTORS) from error
-
-
-def _trained_since(core: Core, fingerprint: str) -> bool:
-    """Whether the model was trained again after it last had this fingerprint."""
-    again = False
-    for entry in core.database.entries():
-        again = entry.get("after") != fingerprint and (again or entry["what"] in TRAINED)
-    return again
 
 
 def _damaged(folder: Path, name: str) -> UnlearnError:

@@ -31,7 +31,7 @@ from recbole_unlearn.registry import quickest_exact
 from recbole_unlearn.results.disclosure import coarse
 from recbole_unlearn.state.context import Core, Tokens, pair_hash
 from recbole_unlearn.state.database import LEARNED, PUBLISHED, REBUILT, RETRAINED, TRAINED
-from recbole_unlearn.state.publish import Age, final, finish, replace_base, trained
+from recbole_unlearn.state.publish import Age, final, replace_base, trained
 from recbole_unlearn.state.verify import tables
 
 WAYS = {"rebuild": REBUILT, "retrain": RETRAINED}
@@ -85,7 +85,6 @@ def learn(core: Core, path: str | Path, by: str | None, returning: str, older_th
 
     steps = {f"{name}_up_to": coarse(number) for name, number in found._asdict().items() if isinstance(number, int)}
     replace_base(core, LEARNED, live, change, made, returned=returned, check=check, by=WAYS[by], data=steps)
-    finish(core)
     return found._replace(seconds=seconds)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from recbole_unlearn.data import Source, Splits
 from recbole_unlearn.recbole_compat import own_randomness
-from recbole_unlearn.state.context import NOTE, Core, Tokens, pair_hash, span, versions
+from recbole_unlearn.state.context import LAST, NOTE, Core, Tokens, pair_hash, span, versions
 from recbole_unlearn.state.database import CLEARED, PUBLISHED, REBUILT, RETRAINED, TRAINED, now, packed, unpacked
 from recbole_unlearn.state.deltas import NewBase, write_base
 from recbole_unlearn.state.live import LiveModel, read_moments, squared_norm
@@ -29,7 +29,6 @@ class Final(NamedTuple):
 
     change: int  # the last change, 0 for none
     requests: int  # that are done
-    younger: int  # done as well, and not final
     pending: int  # old enough, once they are done
 
 
@@ -38,11 +37,10 @@ def final(core: Core, older_than: Age) -> Final:
     age = datetime.timedelta() if older_than is None else span(older_than)
     until = (datetime.datetime.now(datetime.UTC) - age).isoformat(timespec="milliseconds")
     value = core.database.value
-    young = value("SELECT min(change) FROM requests WHERE status = 'done' AND submitted > ?", until)
-    change = value("SELECT max(number) FROM changes WHERE ? IS NULL OR number < ?", young, young) or 0
-    done = "SELECT count(*) FROM requests WHERE status = 'done' AND change"
+    young = value("SELECT min(change) FROM requests WHERE submitted > ?", until) or LAST
+    change = value("SELECT max(number) FROM changes WHERE number < ?", young) or 0
     pending = value("SELECT count(*) FROM requests WHERE status = 'pending' AND submitted <= ?", until)
-    return Final(change, value(f"{done} <= ?", change), value(f"{done} > ?", change), pending)
+    return Final(change, value("SELECT count(*) FROM requests WHERE change <= ?", change), pending)
 
 
 def publish(core: Core, older_than: Age = None) -> Final:
@@ -53,7 +51,8 @@ def publish(core: Core, older_than: Age = None) -> Final:
         data = live.retained()
         new = NewBase(core.config, live.state(), live.moments, Source(data.retain, data.clock, live.fitted))
         replace_base(core, PUBLISHED, live, found.change, new)
-    finish(core)
+    else:
+        finish(core)
     return found
 
 
@@ -66,7 +65,6 @@ def retrain(core: Core, what: str = RETRAINED, older_than: Age = None) -> float:
     live = core.at(change)
     new, seconds = trained(core, live.retained().retain, what)
     replace_base(core, what, live, change, new)
-    finish(core)
     return seconds
 
 
@@ -146,7 +144,7 @@ def replace_base(
         database.enter(what, requests=len(ids), ids=ids, before=before, after=after, **entry, versions=versions())
     if about is not None:
         core.drop()
-        del core.config
+    finish(core)
     return len(ids)
 
 

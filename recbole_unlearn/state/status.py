@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.state.database import LINES, STEPS, Database, Exactness, Spent, now
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
 
@@ -52,18 +51,14 @@ class Overview(NamedTuple):
 
 def overview(database: Database, id: str | None = None) -> Overview:
     """The status of a state; with ``id``, of one request."""
-    rows = database.rows(f"SELECT {', '.join(_SHOWN)} FROM requests ORDER BY number")
-    if id is not None:
-        rows = [row for row in rows if row["id"] == id]
-        if not rows:
-            raise UnlearnError(f"There is no request {shown(id)}; `requests status` lists them.")
+    rows = database.rows("SELECT * FROM requests ORDER BY number") if id is None else [database.request(id)]
     now_exact, by_id = database.exactness()
-    unknown = dict.fromkeys(Exactness._fields)
     final = {id: entry["time"] for entry in database.entries() for id in entry.get("ids", ())}
-    found = [
-        {**row, "published": final.get(row["id"]), **(by_id[row["id"]]._asdict() if row["id"] in by_id else unknown)}
-        for row in rows
-    ]
+    found = []
+    for row in rows:
+        exact, since = by_id.get(row["id"], (None, None))
+        shown = {name: row[name] for name in _SHOWN}
+        found.append({**shown, "published": final.get(row["id"]), "exact": exact, "since": since})
     approximate = sum(not one.exact for one in by_id.values())
     overdue = sum(row["status"] in WAITING and row["due"] is not None and row["due"] < now() for row in rows)
     model, dataset = database.about("model"), database.about("dataset")

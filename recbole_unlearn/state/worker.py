@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from recbole_unlearn.errors import UnlearnError, shown
+from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.recbole_compat import own_environment
 from recbole_unlearn.state.context import Core, Receipt, span, versions
 from recbole_unlearn.state.database import CLEARED, STEPS, asked, now, working
@@ -67,7 +67,7 @@ def step(core: Core, window: Window) -> list[Receipt]:
         core.drop()  # the model in memory may have changed, and the one on the disk has not
         raise
     seconds = time.perf_counter() - start
-    rows = [core.database.rows("SELECT * FROM requests WHERE number = ?", row["number"])[0] for row in batch]
+    rows = [core.database.request(row["id"]) for row in batch]
     since = None if exact is None else rows[0]["finished"]
     return [Receipt.of(row)._replace(seconds=seconds, exact=exact, since=since) for row in rows]
 
@@ -112,10 +112,7 @@ def _carry_out(core: Core, batch: Sequence[sqlite3.Row]) -> bool | None:
 
 def rollback(core: Core, id: str) -> None:
     """Restore the model before a request that is not published, exactly; later requests are pending again."""
-    rows = core.database.rows("SELECT * FROM requests WHERE id = ?", id)
-    if not rows:
-        raise UnlearnError(f"There is no request {shown(id)}; `requests status` lists them.")
-    row = rows[0]
+    row = core.database.request(id)
     if row["status"] == "published":
         raise UnlearnError(f"The request {id} is published: its data is destroyed and cannot be restored.")
     if row["status"] == "rolled back":

@@ -52,7 +52,7 @@ def test_the_dot_product_of_the_vectors_is_the_score(make_state, tmp_path, model
     state = make_state(model)
     done(state, {"user_id": ["u3"]}, {"item_id": "i7"})
     found = state.export(tmp_path / "out")
-    assert (found.vectors, found.pending, found.delta_bytes) == (True, 0, None)
+    assert (found.vectors, found.pending, found.delta) == (True, 0, None)
     assert getattr(state.model, "restore_user_e", None) is None  # left as it was
     tables = load_file(tmp_path / "out" / "embeddings.safetensors")
     with np.load(tmp_path / "out" / "embeddings.npz") as arrays:
@@ -124,7 +124,7 @@ def test_a_delta_leads_from_one_export_to_the_next(make_state, tmp_path, caplog,
         found = state.export(outs[-1], since=outs[-2])
         said, delta = about(outs[-1])["delta"], load_file(outs[-1] / "delta.safetensors")
         assert (said["before"], said["after"]) == tuple(about(out)["fingerprint"] for out in outs[-2:])
-        assert (said["bytes"], said["whole_bytes"]) == (found.delta_bytes, found.whole_bytes)
+        assert said == found.delta
         assert said["users"] == {"moved": len(delta["users.rows"]), "removed": len(delta["users.removed"])}
         # The vectors before, with the delta, are those after to the bit.
         tables, expected = (load_file(out / "embeddings.safetensors") for out in outs[-2:])
@@ -142,7 +142,7 @@ def test_a_delta_leads_from_one_export_to_the_next(make_state, tmp_path, caplog,
     for number, train in enumerate((state.rebuild, state.retrain)):  # rows are in a new space
         train()
         outs.append(tmp_path / f"trained-{number}")
-        assert state.export(outs[-1], since=outs[-2]).delta_bytes is None
+        assert state.export(outs[-1], since=outs[-2]).delta is None
         assert about(outs[-1])["delta"] is None
         assert not (outs[-1] / "delta.safetensors").exists()
         assert "trained again since that export" in caplog.text
