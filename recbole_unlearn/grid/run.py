@@ -123,16 +123,6 @@ class Cell(NamedTuple):
         return f"{self.dataset}-{self.model}-{self.request or format(self.subject, '.12g')}-{self.seed}"
 
     @property
-    def phases(self) -> list[str]:
-        """The methods by the names they have in tables."""
-        return ["retrained" if METHODS.get(name).reference else name for name in self.methods]
-
-    @property
-    def source(self) -> str:
-        """The source of the request, as its result names it."""
-        return f"injected {self.asked['settings']['inject_mode']}" if self.request is None else "file"
-
-    @property
     def model_or_class(self) -> Any:
         """The model for a config: a name of RecBole's, or a class."""
         return typed_class(self.typed) if ":" in self.typed else self.typed
@@ -377,8 +367,7 @@ def _run(cells: list[Cell], directory: Path, run: RunSettings, show_progress: bo
         sources = {(cell.dataset, str(cell.values.get("data_path"))): cell for cell in left}
         for cell in sources.values():
             fetch(cell.config().replace(show_progress=show_progress))
-    keys = ("name", "dataset", "model", "source", "ratio", "request", "seed", "phases")
-    plan = [{key: getattr(cell, key) for key in keys} for cell in cells]
+    plan = {cell.name: cell.request for cell in cells}
     write_json(directory / report.PLAN_FILE, {"schema": SCHEMA, "cells": plan})
     _write_failed(directory, failed)
     with progress_bar("Grid", len(cells), show_progress, "cell") as bar:

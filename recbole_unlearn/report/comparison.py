@@ -1,6 +1,6 @@
 """Runs next to each other: the page that compares methods, averaged over seeds, and the tables of the paper.
 
-A row of a table is a method, averaged over the runs that are there (mean ± standard deviation), with their number,
+A row of a table is a method, averaged over its runs (mean ± standard deviation), with their number,
 the worst of them, and the paper's own figures (`properties/paper.yaml`) where it has some for that dataset, model and
 ratio. A method starts from its own original where it has one. The templates have the headings.
 """
@@ -35,7 +35,7 @@ Row = Callable[[Runs], dict[str, str]]
 def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[Path] = ()) -> Path:
     """Read `result.json` of each directory, write one page about them to ``target``, and return its path.
 
-    The tables of the paper go to the same directory. ``grids`` say which results should be there, to show gaps.
+    The tables of the paper go to the same directory. ``grids`` say which results should be there.
     """
     if not directories:
         raise UnlearnError("Nothing to compare. Name the output directories of one or more runs.")
@@ -94,7 +94,7 @@ def words() -> dict[str, Any]:
 
 
 def tables_of(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_PLAN) -> list[Table]:
-    """All tables that ``results`` have figures for; rows and runs of the ``plan`` that are missing are shown so."""
+    """All tables that ``results`` have figures for."""
     everything = entries.grouped(results, plan)
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
     asked = dict.fromkeys(key for result in results for key in asked_metrics(result))
@@ -104,7 +104,7 @@ def tables_of(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_
         for dataset, request in subjects:
             bodies = {
                 place.model: [
-                    {"Method": page.phase_title(runs.name), **row(runs), "Runs": runs.counted}
+                    {"Method": page.phase_title(runs.name), **row(runs), "Runs": str(len(runs.entries))}
                     for runs in (_ablated(methods) if row is _ablation else methods)
                     if runs.name != ORIGINAL  # the others start from it, so it is in their rows
                 ]

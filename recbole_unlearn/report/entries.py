@@ -1,7 +1,7 @@
 """Many results next to each other: read, grouped by data, model and request, each model counted once.
 
 The original and the retrained model come again in every run, so phases with the same figures, name and seed are one
-entry. A grid also has a plan, which says what should be there, so that missing results can be shown.
+entry. A grid also has a plan, which says what should be there, so that missing cells can be named.
 """
 
 import json
@@ -57,18 +57,11 @@ class Entry(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """All runs of one method at one place, and how many there should be; a phase is named as :class:`Entry` does."""
+    """All runs of one method at one place; a phase is named as :class:`Entry` does."""
 
     place: Place
     name: str
     entries: list[Entry]
-    planned: int
-
-    @property
-    def counted(self) -> str:
-        """2, or 2 of 3 where one is missing."""
-        found = len(self.entries)
-        return str(found) if found >= self.planned else f"{found} of {self.planned}"
 
     def known(self, phase: str, of: FigureOf) -> list[float]:
         """A figure, of the runs that have it."""
@@ -87,14 +80,13 @@ class Runs(NamedTuple):
 
 
 class GridPlan(NamedTuple):
-    """The content that grids should have: seeds of every phase by place, why cells are missing, names of requests."""
+    """The cells that grids should have and have not, each with the reason, and the names of their requests."""
 
-    seeds: Mapping[Place, Mapping[str, set[str]]]
     missing: Mapping[str, str]
-    requests: Set[str] = frozenset()
+    requests: Set[str]
 
 
-NO_PLAN = GridPlan({}, {})
+NO_PLAN = GridPlan({}, frozenset())
 
 
 def results_in(directory: Path) -> list[Path]:
@@ -140,27 +132,15 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 def read_plan(directories: Iterable[Path]) -> GridPlan:
     """The plans of those directories that hold a grid, as one."""
-    seeds: dict[Place, dict[str, set[str]]] = {}
     requests: set[str] = set()
     missing: dict[str, str] = {}
     for directory in map(Path, directories):
         failed = read_mapping(directory / FAILED_FILE)
-        cells = read_mapping(directory / PLAN_FILE).get("cells")
-        for cell in map(mapping, cells if isinstance(cells, list) else ()):
-            keys = ("dataset", "model", "source", "name", "seed")
-            dataset, model, source, name, seed = (_text(cell.get(key)) for key in keys)
-            phases = cell.get("phases")
-            if name is None or seed is None or not isinstance(phases, list):
-                continue
-            if request := _text(cell.get("request")):
-                requests.add(request)
-                source = f"{source} {request}"
-            place = Place.of(dataset, model, source, number(cell.get("ratio")))
-            for phase in phases:
-                seeds.setdefault(place, {}).setdefault(str(phase), set()).add(seed)
-            if not (directory / name / "result.json").exists():
-                missing[name] = _text(failed.get(name)) or "not done yet"
-    return GridPlan(seeds, missing, requests)
+        cells = mapping(read_mapping(directory / PLAN_FILE).get("cells"))
+        requests |= {str(request) for request in cells.values() if request is not None}
+        left = (name for name in cells if not (directory / name / "result.json").exists())
+        missing |= {name: _text(failed.get(name)) or "not done yet" for name in left}
+    return GridPlan(missing, requests)
 
 
 def _text(value: Any) -> str | None:
@@ -173,7 +153,7 @@ def is_noise(result: RunResult) -> bool:
 
 
 def grouped(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> dict[Place, list[Runs]]:
-    """By place, the runs of every phase that is there or should be; the original and the retrained model first."""
+    """By place, the runs of every phase; the original and the retrained model first."""
     found: dict[Place, dict[str, dict[tuple[str | None, str], Entry]]] = {}  # by place and name, each model once
     for result in results:
         ratio = number(result.settings.get("inject_users")) if is_noise(result) else None
@@ -182,16 +162,14 @@ def grouped(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> dict[Plac
         for entry in _entries(result):
             own = found.setdefault(place, {}).setdefault(entry.name, {})
             own.setdefault((entry.seed, _figures(entry.phase)), entry)
-    groups = {}
-    for place in dict.fromkeys([*found, *plan.seeds]):
-        there, planned = found.get(place, {}), plan.seeds.get(place, {})
-        names = [name for name in dict.fromkeys([*REFERENCES, *there, *planned]) if name in there or name in planned]
-        entries = {name: list(there.get(name, {}).values()) for name in names}
-        groups[place] = [
-            Runs(place, name, own, len(planned.get(name, set()) | {entry.seed for entry in own}))
-            for name, own in entries.items()
+    return {
+        place: [
+            Runs(place, name, list(there[name].values()))
+            for name in dict.fromkeys([*REFERENCES, *there])
+            if name in there
         ]
-    return groups
+        for place, there in found.items()
+    }
 
 
 def _entries(result: RunResult) -> Iterable[Entry]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from recbole_unlearn import settings
-from recbole_unlearn.measures import SHORT
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report import figures, page
@@ -20,7 +19,7 @@ from recbole_unlearn.report.entries import is_noise, levels_of
 from recbole_unlearn.report.page import MISSING, chip, lines
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order
 from recbole_unlearn.results.schema import flat, number
-from recbole_unlearn.results.table import line_states, measured_figures
+from recbole_unlearn.results.table import against_retraining, line_states, measured_figures
 
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
@@ -67,7 +66,7 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         noise=[number(result.settings.get(key)) for key in ("inject_users", "inject_amount")],
         advice=advised(result),
         near=[name for name, one in levels.items() if name not in OWN and one == "near"],
-        forgets={name: SHORT[one] for name, one in levels.items()},
+        against=against_retraining(result),
         ways=turned(method, result),
         can_tune=method is not None and (settings.properties_dir() / "tune" / f"{method.name}.yaml").is_file(),
         few=result.few,

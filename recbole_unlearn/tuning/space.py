@@ -5,21 +5,20 @@
     lac_learning_rate: {loguniform: [0.002, 0.05]}
 
 A space is data: it is read without Python objects, nothing in it is evaluated, and it is checked against the method's
-own settings before anything is trained. Values are drawn from the domains of Ray Tune.
+own settings before anything is trained.
 """
 
 import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from recbole_unlearn import settings
-from recbole_unlearn.cluster import import_ray
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.settings import UnlearnConfig, packaged, properties_dir, read_yaml
@@ -46,38 +45,25 @@ class Space:
 
     lines: Mapping[str, Mapping[str, list[Any]]]
 
-    def values(self, key: str) -> list[Any] | None:
+    def values(self, key: str) -> Sequence[Any] | None:
         """All values of a setting; None for a range."""
         ((kind, values),) = self.lines[key].items()
         if kind == "int":
             low, high, *step = values
-            return list(range(low, high + 1, *step))
+            return range(low, high + 1, *step)
         return values if kind in ("choice", "grid") else None
 
-    def domain(self, key: str) -> Any:
-        """The domain of a setting in Ray Tune."""
-        tune = import_ray("ray.tune")
-        ((kind, values),) = self.lines[key].items()
-        if kind in ("uniform", "loguniform"):
-            return getattr(tune, kind)(*values)
-        if kind == "int" and len(values) == 2:
-            return tune.randint(values[0], values[1] + 1)
-        return tune.choice(self.values(key))
-
-    def plain(self, drawn: Mapping[str, Any]) -> Settings:
-        """Drawn values as a file can have them: Python's numbers, those of ranges with few digits and inside."""
-        found = {}
-        for key, line in self.lines.items():
-            value = drawn[key]
-            if self.values(key) is None:
-                low, high = next(iter(line.values()))
-                value = min(max(float(f"{float(value):.{DIGITS}g}"), float(low)), float(high))
-            found[key] = value.item() if isinstance(value, np.generic) else value
-        return found
+    def draw(self, key: str, rng: np.random.Generator) -> Any:
+        """A value of a setting: one of its values, or of a range a number with few digits, inside it."""
+        if (values := self.values(key)) is not None:
+            return values[rng.integers(len(values))]
+        ((kind, (low, high)),) = self.lines[key].items()
+        drawn = rng.uniform(low, high) if kind == "uniform" else math.exp(rng.uniform(math.log(low), math.log(high)))
+        return min(max(float(f"{drawn:.{DIGITS}g}"), float(low)), float(high))
 
     def grid(self, keys: Iterable[str] | None = None) -> list[Settings]:
         """All combinations of ``keys``, by default of all settings; ranges have none."""
-        columns: dict[str, list[Any]] = {}
+        columns: dict[str, Sequence[Any]] = {}
         for key in self.lines if keys is None else keys:
             if (values := self.values(key)) is None:
                 raise UnlearnError(
@@ -95,14 +81,12 @@ class Space:
         """Distinct draws for each combination of `grid` settings; the first are the same for any ``trials``."""
         rng = np.random.default_rng(seed)
         listed = [key for key, line in self.lines.items() if "grid" in line]
-        domains = {key: self.domain(key) for key in self.lines if key not in listed}
         found: dict[str, Settings] = {}
         left = self.grid(listed)
         for _ in range(trials):
             for fixed in list(left):
                 for _ in range(MISSES):
-                    drawn = {key: domain.sample(random_state=rng) for key, domain in domains.items()}
-                    values = self.plain(fixed | drawn)
+                    values = {key: fixed[key] if key in fixed else self.draw(key, rng) for key in self.lines}
                     if identity(values) not in found:
                         found[identity(values)] = values
                         break

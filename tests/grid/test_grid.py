@@ -46,7 +46,6 @@ def test_a_cell_is_a_run_with_all_methods_and_blocks_share_the_keys_next_to_them
     names = [f"ml-100k-{m}-{r}-{s}" for m in ("BPR", "LightGCN") for r in ("0.05", "0.2") for s in (1, 2)]
     assert [cell.name for cell in cells] == [*names, "ml-1m-BPR-0.05-7", "ml-1m-BPR-0.2-7"]
     assert cells[0].methods == ("obliviate", "retrain", "finetune")  # first the method that is not retraining
-    assert cells[0].phases == ["obliviate", "retrained", "finetune"]
     config = cells[0].config()
     assert (config["seed"], config["inject_users"], config["unlearn"]) == (1, 0.05, "obliviate")
     assert config["compare"] == ["retrain", "finetune"]
@@ -261,7 +260,6 @@ def test_a_failing_cell_does_not_stop_the_others_and_is_tried_again_alone(small,
     assert f"{FIRST} failed: {reason}" in str(result)
     assert not (out / FIRST).exists()
     tables = (out / "tables.md").read_text()
-    assert "1 of 2 |" in tables
     assert f"- {FIRST}: {reason}" in tables
     # The command line tells it by its exit code, and shows what there is.
     assert command(path, given) == 1

@@ -172,6 +172,7 @@ def test_the_report_has_all_parts_in_order():
     tree["phases"] = dict(reversed(tree["phases"].items()))  # another order than the page's
     own = {"verdict": {"level": "near", "text": "x"}, "recovered": {"ndcg@20": 0.5}, "speedup": 0.04}
     tree["phases"]["fine_tune"] |= own
+    tree["phases"]["unlearned"] |= {"verdict": tree["verdict"], "recovered": tree["recovered"], "speedup": 29.13}
     tree["settings"] |= {"inject_users": 0.2, "inject_amount": 0.8}
     tree["certificates"] |= {"proof": "yes", "lac": {}}
     whole = show(tree, {"epochs": 5})
@@ -184,8 +185,8 @@ def test_the_report_has_all_parts_in_order():
         "Artificial noise:", "added to 20% of the users, to each 80% of their training interactions, so",
         "What to do", "In this run, fine_tune came near the retrained model.", "NDCG@20 recovered 96% ",
         "Attack AUC off by +0.080 is 0.610 goal 0.530 ", "29.1×", "7,191",
-        "The methods against retraining", "obliviate (unlearned) not fully forgotten 96% −0.130 +0.080 ",
-        f"fine_tune {SHORT['near']} 50% −0.539 +0.250 6.3 s 0.04× Results",
+        "The methods against retraining", "unlearned (obliviate) not fully forgotten -0.130 +0.080 -0.004 96% 29.1x",
+        f"fine_tune {SHORT['near']} -0.539 +0.250 -0.049 50% 0.04x Results",
         "Scores of the deleted pairs", "Forgetting",
         "Demotion rate 0.811 −0.130 0.941 0.025 −0.916 0.402 −0.539 0.005 ",
         "Attack: AUC +0.080 is 0.610 0.590 to 0.630 0.530 0.510 to 0.550 +0.400 is 0.930 ", "Goal here: 0.530",
@@ -275,9 +276,9 @@ def test_what_is_missing_is_never_zero():
     del result["phases"]["unlearned"]["forgetting"]["demotion_rate"], result["phases"]["unlearned"]["seconds"]
     result["phases"]["original"]["seconds"] = None
     text = show(result).text
-    assert text.count("Demotion rate\n") == 2  # in both tables, not among the key figures
+    assert text.count("Demotion rate\n") == 1  # in the table, not among the key figures
     assert "\nDemotion rate\n–\n0.941\n0.025\n−0.916\n" in text.split("\nForgetting\n")[1]
-    assert text.count("loaded\n") == 3
+    assert text.count("loaded\n") == 2
 
 
 def poisoned(tree):

@@ -186,7 +186,7 @@ def test_every_kind_of_values(make_config, tmp_path):
         "lac_learning_rate: {loguniform: [1e-3, 0.1]}\nlua_limit: {uniform: [0, 2]}\n"
         "lua_target: {grid: [none, neighbours]}\nlac_batch_size: {int: [1, 3]}\n",
     )  # fmt: skip
-    assert {key: read.values(key) for key in read.lines} == {
+    assert {key: found and list(found) for key in read.lines for found in [read.values(key)]} == {
         "rank": [4, 9, "full"], "lac_steps": [20, 40, 60, 80], "lac_learning_rate": None, "lua_limit": None,
         "lua_target": ["none", "neighbours"], "lac_batch_size": [1, 2, 3],
     }  # fmt: skip
