@@ -56,7 +56,7 @@ class Space:
     def draw(self, key: str, rng: np.random.Generator) -> Any:
         """A value of a setting: one of its values, or of a range a number with few digits, inside it."""
         if (values := self.values(key)) is not None:
-            return values[rng.integers(len(values))]
+            return values[int(rng.integers(len(values)))]
         ((kind, (low, high)),) = self.lines[key].items()
         drawn = rng.uniform(low, high) if kind == "uniform" else math.exp(rng.uniform(math.log(low), math.log(high)))
         return min(max(float(f"{drawn:.{DIGITS}g}"), float(low)), float(high))
