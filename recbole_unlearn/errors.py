@@ -10,6 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 EXIT_CODE = 2
+# What RecBole raises at a setting of the wrong type or value; it checks few of them.
+BAD_SETTING = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, NotImplementedError, AssertionError,
+)  # fmt: skip
 
 
 class UnlearnError(Exception):

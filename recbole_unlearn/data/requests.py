@@ -5,16 +5,15 @@ is an interaction, a row with one of them means all interactions of it. `matchin
 give row numbers and counts, never content: a log must not say who asked to be forgotten.
 """
 
+import codecs
 import csv
 import dataclasses
-import gzip
 import io
 import json
 import logging
 import math
 import re
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -27,7 +26,7 @@ from recbole_unlearn.settings import read_regular
 
 logger = logging.getLogger(__name__)
 
-LARGEST = 1 << 30  # bytes of a file of requests, unpacked
+LARGEST = 1 << 30  # bytes of a file of requests
 DENSEST, CELLS, FREE = 100, 4, 1 << 20  # unpacked bytes and cells for each byte of a file, besides a million
 MOST_COLUMNS, LONGEST_TOKEN = 1000, 4096
 SHOWN_ROWS = 5  # how many row numbers an error message gives
@@ -39,10 +38,6 @@ _REMARKS = {
 }  # fmt: skip
 _EXACT = 2**53  # whole numbers up to here survive a reader that makes them floats
 _FLOATS: Any = (float, np.floating)
-# By their byte order marks, the longer first: one of them begins with another.
-_ENCODINGS = (
-    (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"),
-)  # fmt: skip
 
 
 class Fields(NamedTuple):
@@ -260,35 +255,18 @@ class _UnreadableError(Exception):
 
 def _of_file(path: Path, fields: Fields) -> _Table:
     name, kind = shown(path), path.suffix.lower()
-    is_packed = kind == ".gz"
-    if is_packed:
-        kind = Path(path.stem).suffix.lower()
-    if kind not in _READERS or (is_packed and kind == ".parquet"):
+    if kind not in _READERS:
         raise UnlearnError(
-            f"Forget request {name}: unknown kind of file; use {', '.join(_READERS)} (text also with .gz), or "
-            "'injected'."
+            f"Forget request {name}: unknown kind of file; use {', '.join(_READERS)}, unpacked, or 'injected'."
         )
     if not path.is_file():
         raise UnlearnError(f"Forget request {name}: no such file. Check the path given to --forget.")
     try:
-        content = read_regular(path, LARGEST)
-        return _READERS[kind](name, _unpacked(content) if is_packed else content)
+        return _READERS[kind](name, read_regular(path, LARGEST))
     except _UnreadableError as error:
         raise UnlearnError(
             f"Forget request {name} cannot be read as {kind[1:]}: {error}. Expected {fields}."
         ) from error
-
-
-def _unpacked(content: bytes) -> bytes:
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-            largest = min(LARGEST, FREE + DENSEST * len(content))
-            unpacked = stream.read(largest + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _UnreadableError("the gzip file is damaged; pack it again") from error
-    if len(unpacked) > largest:
-        raise _UnreadableError(f"it has more than {largest} bytes when unpacked; unpack or divide it")
-    return unpacked
 
 
 def _bounded(rows: int, columns: int, size: int) -> None:
@@ -298,7 +276,7 @@ def _bounded(rows: int, columns: int, size: int) -> None:
 
 
 def _text(content: bytes) -> str:
-    encoding = next((name for mark, name in _ENCODINGS if content.startswith(mark)), "utf-8-sig")
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:

@@ -3,7 +3,6 @@ r"""Datasets loaded and split as RecBole does it, and new samplers and loaders o
 Samplers are never shared between D and D\S: deleted pairs would stay excluded from the negatives and masked at test.
 """
 
-import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,15 +22,10 @@ from recbole_unlearn.data.knowledge_graph import require_files
 from recbole_unlearn.data.sequences import SCORES, Sequences, SequenceSplits
 from recbole_unlearn.data.splits import Splits, three_parts
 from recbole_unlearn.data.used_items import used_ids
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import BAD_SETTING, UnlearnError
 from recbole_unlearn.files import Clock, Done, read_dataset
 from recbole_unlearn.recbole_compat import replaced
 from recbole_unlearn.settings import UnlearnConfig
-
-# Errors that RecBole raises at a setting it does not expect; it checks few of them.
-_OF_SETTINGS = (
-    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, NotImplementedError, AssertionError,
-)  # fmt: skip
 
 
 class Loaders(NamedTuple):
@@ -74,14 +68,14 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
             require_files(config)
         try:
             dataset, clock = _created(config)
-        except _OF_SETTINGS as error:
+        except BAD_SETTING as error:
             raise UnlearnError(
                 f"RecBole cannot load the dataset {name} from {config['data_path']}: {error}. "
                 "Check load_col, the column names and the filters."
             ) from error
     try:
         splits = _split(dataset, saved is not None)
-    except _OF_SETTINGS as error:
+    except BAD_SETTING as error:
         raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
     if len(splits.train) == 0:
         raise UnlearnError(f"Dataset {name} has no training interactions after filtering; check val_interval.")
@@ -115,24 +109,17 @@ def _split(dataset: Dataset, is_saved: bool) -> Splits:
 
 def _created(config: UnlearnConfig) -> tuple[Dataset, Clock | None]:
     """The dataset as RecBole creates it, and the map of timestamps where RecBole scales them to [0, 1]."""
-    raw = np.zeros(0)
-    original = Dataset._normalize
+    raw, original = np.zeros(0), Dataset._normalize
 
-    @functools.wraps(original)
     def normalize(self: Dataset) -> None:
         nonlocal raw
         if self.time_field in self.inter_feat:
             raw = self.inter_feat[self.time_field].to_numpy(dtype=np.float64, copy=True)
         original(self)
 
-    Dataset._normalize = normalize
-    try:
+    with replaced(Dataset, "_normalize", normalize):
         dataset = create_dataset(config)
-    finally:
-        Dataset._normalize = original
-    if len(raw) == 0:
-        return dataset, None
-    now = dataset.inter_feat[dataset.time_field].to_numpy(dtype=np.float64)
+    now = dataset.inter_feat[dataset.time_field].to_numpy(dtype=np.float64) if len(raw) else raw
     if np.array_equal(raw, now):
         return dataset, None
     low, high = raw.min(), raw.max()
@@ -175,7 +162,7 @@ def loaders(config: UnlearnConfig, splits: Splits, most: int | None = None) -> L
             for phase, part, own in zip(Loaders._fields, parts, samplers, strict=True)
         ]
         return Loaders(*made)
-    except _OF_SETTINGS as error:
+    except BAD_SETTING as error:
         raise UnlearnError(
             f"RecBole cannot make batches with these settings: {error}. Check train_batch_size, eval_args and "
             "train_neg_sample_args."

@@ -281,14 +281,11 @@ def read_head(path: Path) -> dict[str, Any]:
     known = isinstance(content, dict) and content.get("schema") == SCHEMA
     _require(known, file, f"is not of schema {SCHEMA}; it was written by another version.")
     kinds: dict[str, type] = dict.fromkeys(("method", "model", "dataset", "rows"), str)
-    kinds |= {"settings": dict} | dict.fromkeys(("shards", "slices"), int)
+    kinds |= {"settings": dict, "shards": int}
     for key, kind in kinds.items():
         _require(isinstance(content.get(key), kind), file, f"is damaged: {key} is missing or odd.")
     _require(Path(content["dataset"]).name == content["dataset"], file, "is damaged: dataset is a path.")
-    few = 0 < content["shards"] <= MOST_PARTS and content["slices"] == 1  # earlier versions could have several
-    _require(
-        few, file, "is damaged: the number of shards is odd, or it is of several slices, as in earlier versions."
-    )
+    _require(0 < content["shards"] <= MOST_PARTS, file, "is damaged: the number of shards is odd.")
     return {key: content[key] for key in kinds}
 
 

@@ -19,7 +19,7 @@ from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained, write_model
 from recbole_unlearn.recbole_compat import clear_caches
-from recbole_unlearn.rows import Earlier, TrainIndex, find_features, reset_features, reset_rows, reset_to_rarest
+from recbole_unlearn.rows import Earlier, TrainIndex, find_features, find_tables, reset_rows, reset_to_rarest
 from recbole_unlearn.settings import UnlearnConfig, pushes_all_items
 from recbole_unlearn.training import Job, PhaseTrainer, check_finite, forget_neighbours, train_all
 
@@ -140,7 +140,7 @@ class UnlearnTrainer(PhaseTrainer):
         users, items = task.data.unread
         items = items[:0] if refitted_items else items
         train = task.data.retain.train
-        earlier = reset_rows(self.model, task.initial, train, users, items)
+        earlier = reset_rows(self.model, task.initial, find_tables(self.model, train), {"user": users, "item": items})
         if pushes_all_items(task.config):
             earlier += reset_to_rarest(self.model, train, items)
         return earlier + self.reset_features(task)
@@ -149,7 +149,7 @@ class UnlearnTrainer(PhaseTrainer):
         """Give feature values that no training interaction has any more their initial rows."""
         features = find_features(self.model, task.data.retain.train)
         # Finding the values takes a pass over the data.
-        return reset_features(self.model, task.initial, features, task.data.orphan_values) if features else []
+        return reset_rows(self.model, task.initial, features, task.data.orphan_values) if features else []
 
     def save(self, directory: Path, data: UnlearnData, home: Path) -> str:
         """Write the unlearned model and the retained data into ``directory``; returns the model's name.

@@ -19,14 +19,5 @@ from recbole_unlearn.rows.model_loss import (
     training_loss,
 )
 from recbole_unlearn.rows.region import Members, Region, find_region, rarest, reset_to_rarest, with_neighbours
-from recbole_unlearn.rows.tables import (
-    Earlier,
-    Table,
-    as_rows,
-    find_features,
-    find_tables,
-    reset_features,
-    reset_rows,
-    write_rows,
-)
+from recbole_unlearn.rows.tables import Earlier, Table, as_rows, find_features, find_tables, reset_rows, write_rows
 from recbole_unlearn.rows.vectors import find_vectors, side_tables

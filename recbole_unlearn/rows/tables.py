@@ -51,6 +51,7 @@ class FieldTable(NamedTuple):
     parameter: str
     field: str
     offset: int = 0
+    axis: int = 0
 
 
 class Earlier(NamedTuple):
@@ -66,9 +67,7 @@ class Earlier(NamedTuple):
         return as_rows(model.get_parameter(self.parameter), self.axis)[self.rows]
 
 
-def write_rows(
-    name: str, parameter: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, axis: int = 0
-) -> Earlier:  # fmt: skip
+def write_rows(name: str, parameter: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, axis: int) -> Earlier:
     """Set some rows of a parameter; returns what they were."""
     own = as_rows(parameter, axis)
     rows = rows.to(own.device)
@@ -226,27 +225,15 @@ def _sides(name: str, size: int, sizes: Mapping[Side, int]) -> list[Side]:
 
 @torch.no_grad()
 def reset_rows(
-    model: AbstractRecommender, initial: Mapping[str, torch.Tensor], dataset: Dataset, users: torch.Tensor,
-    items: torch.Tensor,
+    model: AbstractRecommender, initial: Mapping[str, torch.Tensor], tables: Sequence[Table | FieldTable],
+    ids: Mapping[str, torch.Tensor],
 ) -> list[Earlier]:  # fmt: skip
-    """Give the rows of orphans, ``users`` and ``items``, in ``model`` their values in ``initial``."""
-    ids = {"user": users, "item": items}
-    target, written = dict(model.named_parameters()), []
-    for name, side, offset, axis in find_tables(model, dataset):
-        rows = ids[side] + offset
-        written.append(write_rows(name, target[name], rows, as_rows(initial[name], axis)[rows], axis))
-    return written
-
-
-@torch.no_grad()
-def reset_features(
-    model: AbstractRecommender, initial: Mapping[str, torch.Tensor], features: Sequence[FieldTable],
-    values: Mapping[str, torch.Tensor],
-) -> list[Earlier]:  # fmt: skip
-    """Give the rows of ``values``, by field, that no interaction has any more their initial values."""
-    target, written = dict(model.named_parameters()), []
-    for name, field, offset in features:
-        if field in values:
-            rows = values[field] + offset
-            written.append(write_rows(name, target[name], rows, as_rows(initial[name])[rows]))
+    """Give the rows of ``ids``, by side or by field, in ``tables`` of ``model`` their values in ``initial``."""
+    written = []
+    for name, key, offset, axis in tables:
+        if key in ids:
+            rows = ids[key] + offset
+            written.append(
+                write_rows(name, model.get_parameter(name), rows, as_rows(initial[name], axis)[rows], axis)
+            )
     return written

@@ -40,9 +40,8 @@ def find_vectors(model: AbstractRecommender, dataset: Dataset) -> Vectors | None
             if bias is not None:
                 p, q = torch.cat([p, torch.ones_like(p[:, :1])], dim=1), torch.cat([q, bias], dim=1)
             left = (p[users] @ q[items].T).cpu() - scores
-            left -= (
-                0.0 if bias is None else left.mean(dim=1, keepdim=True)
-            )  # what is the same for all items of a user
+            if bias is not None:
+                left -= left.mean(dim=1, keepdim=True)  # what is the same for all items of a user
             if left.abs().max() <= CLOSE * scores.abs().max():
                 return p.detach(), q.detach()
     return None

@@ -64,7 +64,7 @@ class ForgetSettings:
     """Which interactions are to be forgotten."""
 
     forget: str = setting(
-        "A file of deletion requests (.csv, .tsv, .jsonl, .parquet; text also with .gz), or 'injected' for the "
+        "A file of deletion requests (.csv, .tsv, .jsonl, .parquet), or 'injected' for the "
         "paper's synthetic protocol.", role=Role.PLACE, per_run=False,
     )
     on_missing: str = setting(

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import Loaders, Splits, loaders
-from recbole_unlearn.errors import UnlearnError, reason
+from recbole_unlearn.errors import BAD_SETTING, UnlearnError, reason
 from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.recbole_compat import on_cpu
@@ -39,10 +39,6 @@ from recbole_unlearn.training.spectral import SPECTRAL, VALIDATED, SpectralStart
 logger = logging.getLogger(__name__)
 KEPT_SCORES = 2**26  # users × items that are kept at most, see PhaseTrainer.scored_once
 Weights: TypeAlias = dict[str, torch.Tensor]
-# Exceptions of RecBole's constructors for a setting of the wrong type or value.
-_BAD_SETTING = (
-    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError,
-)  # fmt: skip
 
 
 def build_model(config: UnlearnConfig, splits: Splits, held: Mapping[str, Any] | None = None) -> AbstractRecommender:
@@ -58,7 +54,7 @@ def build_model(config: UnlearnConfig, splits: Splits, held: Mapping[str, Any] |
             return fast_class(config.model_class)(config, splits.for_model().train).to(config["device"])
     except ImportError as error:
         raise _missing_package(config, error) from error
-    except _BAD_SETTING as error:
+    except BAD_SETTING as error:
         raise _not_built(config["model"], error) from error
 
 
@@ -118,7 +114,7 @@ class PhaseTrainer(_Trainer):
         try:
             with _tensorboard_in(folder):
                 super().__init__(config, model)
-        except _BAD_SETTING as error:
+        except BAD_SETTING as error:
             raise _not_built("a trainer", error) from error
         # RecBole's trainer of closed-form models sets one epoch after this was read, and would never evaluate.
         self.eval_step = min(self.eval_step, self.epochs)

@@ -125,10 +125,10 @@ def test_a_key_that_is_no_text_is_no_setting(forged):
 
 @pytest.mark.parametrize("change", [
     {"dataset": "../tiny"}, {"dataset": "/tmp/tiny"}, {"shards": "3"}, {"settings": []}, {"schema": 2},
-    {"rows": None}, {"slices": 10**12}, {"shards": 0},
+    {"rows": None}, {"shards": 10**12}, {"shards": 0},
 ])  # fmt: skip
 def test_an_odd_ensemble_is_refused(tmp_path, change):
-    head = {"method": "sisa", "model": "BPR", "dataset": "tiny", "settings": {}, "shards": 2, "slices": 1, "rows": ""}
+    head = {"method": "sisa", "model": "BPR", "dataset": "tiny", "settings": {}, "shards": 2, "rows": ""}
     (tmp_path / "ensemble.json").write_text(json.dumps({"schema": 1, **head, **change}))
     refused(next(iter(change)), read_checkpoint, tmp_path)
 

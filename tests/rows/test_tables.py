@@ -40,7 +40,8 @@ def test_only_the_named_rows_are_reset(make_config, model):
         for parameter in changed.parameters():
             parameter += 1.0
     users, items = torch.tensor([2, 5]), torch.tensor([7])
-    reset_rows(changed, dict(fresh.named_parameters()), splits.train, users, items)
+    ids = {"user": users, "item": items}
+    reset_rows(changed, dict(fresh.named_parameters()), find_tables(changed, splits.train), ids)
     tables = find_tables(changed, splits.train)
     assert {table.side for table in tables} == set(SIDES)
     expected = {name: torch.ones_like(value) for name, value in fresh.named_parameters()}

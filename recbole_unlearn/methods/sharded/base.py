@@ -86,14 +86,12 @@ class Ensemble(AbstractRecommender):
 
     def load_rule(self, stored: Weights, path: Path | None) -> None:
         """Put the stored weights of the rule of the ensemble in ``path`` into this one, if they fit it."""
-        own = self.rule()
-        for name in sorted(own.keys() | stored.keys()):
-            there, here = (list(some[name].shape) if name in some else "missing" for some in (stored, own))
-            if there != here:
-                raise UnlearnError(
-                    f"The rule of {path} does not fit: {name} is {there} there and {here} here. It was written with "
-                    "other settings or by another version; train the ensemble again, without --checkpoint."
-                )
+        there, here = ({name: value.shape for name, value in some.items()} for some in (stored, self.rule()))
+        if there != here:
+            raise UnlearnError(
+                f"The rule of {path} does not fit: it was written with other settings or by another version. Train "
+                "the ensemble again, without --checkpoint."
+            )
         self.load_state_dict(self.state_dict() | stored)
 
 
@@ -270,7 +268,7 @@ class ShardedTrainer(UnlearnTrainer):
             head = {
                 "schema": files.SCHEMA, "method": self.name, "model": config["model"], "dataset": config["dataset"],
                 "settings": {key: value for key, value in values.items() if not key.endswith(("_path", "_dir"))},
-                "shards": len(shards.trained), "slices": 1, "rows": _digest(data.retain),
+                "shards": len(shards.trained), "rows": _digest(data.retain),
             }  # fmt: skip
             files.write_json(folder / files.HEAD, head)
         return name

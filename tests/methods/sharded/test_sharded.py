@@ -178,7 +178,7 @@ def changed(**values):
     return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-OLD = r"of_user.inner.weight is \[16, 8\] there and \[32, 8\] here.*train the ensemble again"
+OLD = "written with other settings or by another version. Train the ensemble again"
 SHARD, RULE, HEAD = "shard-1.safetensors", "rule.safetensors", "ensemble.json"
 
 
@@ -189,7 +189,7 @@ def test_a_damaged_directory_is_refused_in_one_line(saved, settings, tmp_path):
         (RULE, first("partition.rows", 3), "places do not"), (RULE, first("partition.rows", -1), "places do not"),
         (RULE, first("partition.rows", 0.0), "places do not"),
         (RULE, halved("rule.of_user.inner.weight"), OLD),
-        (RULE, held(lambda own: {k: v for k, v in own.items() if not k.startswith("rule.")}), "is missing there"),
+        (RULE, held(lambda own: {k: v for k, v in own.items() if not k.startswith("rule.")}), OLD),
         (SHARD, lambda path: path.unlink(), "Cannot read"),
         (SHARD, lambda path: path.write_bytes(path.read_bytes()[:100]), "Cannot read"),
         (SHARD, held(lambda own: {k: torch.full_like(v, float("nan")) for k, v in own.items()}), "not finite"),
