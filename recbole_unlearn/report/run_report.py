@@ -16,7 +16,7 @@ from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.entries import is_noise, levels_of
-from recbole_unlearn.report.page import MISSING, chip, lines
+from recbole_unlearn.report.page import chip, lines
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order
 from recbole_unlearn.results.schema import flat, number
 from recbole_unlearn.results.table import against_retraining, line_states, measured_figures
@@ -24,15 +24,6 @@ from recbole_unlearn.results.table import against_retraining, line_states, measu
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
 GROUPS = ("metrics", "affected", "unaffected", "masked")  # of users, in a phase
-_CURVES = {  # titles of what our methods record by step; any other curve has its own name
-    "loss": "objective",
-    "demotion": "demotion rate of deleted pairs",
-    "relearned_demotion": "demotion rate while training goes on",
-    "relearned_attack": "attack AUC while training goes on",
-    "retained_loss": "loss of retained interactions",
-    "residual": "relative residual of the solver",
-    "validation": "validation score",
-}
 
 
 def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | None = None) -> Path:
@@ -98,25 +89,18 @@ def advised(result: RunResult) -> str | None:
 
 
 def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, list[str]]:
-    """By verdict, the settings to change, with their values now: raise finetune_epochs (now 1)."""
-    found: dict[str, list[str]] = {"under": [], "over": []}
+    """By verdict, the settings to change; of a sequential model not those that it refuses."""
     if method is None:
-        return found
-    keys = [key for key in settings.names(method.Settings) if key in result.settings]
-    known = {key: page.plain(result.settings[key]) for key in keys}
-    for side, ways in (("under", method.forgets_more), ("over", method.forgets_less)):
-        for way in ways:
-            words = re.findall(r"\w+", way)
-            now = [value for key, value in known.items() if key in words and value != MISSING]
-            if result.model not in settings.SEQUENTIAL or not set(method.of_pairs) & set(words):
-                found[side].append(f"{way} (now {page.listed(now)})" if now else way)
-    return found
+        return {"under": [], "over": []}
+    refused = set(method.of_pairs) if result.model in settings.SEQUENTIAL else set()
+    ways = {"under": method.forgets_more, "over": method.forgets_less}
+    return {side: [way for way in own if not refused & set(re.findall(r"\w+", way))] for side, own in ways.items()}
 
 
 def _curves(result: RunResult) -> list[tuple[figures.Figure | None, str, str]]:
     drawn = []
     for kind in dict.fromkeys(kind for own in result.curves.values() for kind in own):
-        title, is_share = _CURVES.get(kind, kind.replace("_", " ")), kind.endswith(("demotion", "attack"))
+        title, is_share = kind.replace("_", " "), kind.endswith(("demotion", "attack"))
         goal = result.retrained.demotion_rate if kind == "demotion" and result.retrained else None
         unit = "epoch" if kind.startswith("relearned") else "step"
         figure = figures.curve(result.curves, kind, (unit, title), goal, 1.02 if is_share else None)
