@@ -25,7 +25,7 @@ from recbole_unlearn.methods import Outcome, RequestLosses, UnlearnTask, Unlearn
 from recbole_unlearn.rows import training_loss
 from recbole_unlearn.settings import setting
 
-WATCHED = 8192  # retained interactions whose loss is watched
+BATCH, WATCHED = 8192, 8192  # deleted interactions in a step, and retained ones whose loss is watched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,6 @@ class GradientAscentSettings:
 
     gradient_ascent_steps: int = setting("Steps at most.", low=1)
     gradient_ascent_learning_rate: float = setting("Adam's learning rate.", low=0.0)
-    gradient_ascent_batch_size: int = setting("Deleted interactions in a step.", low=1)
     gradient_ascent_tolerance: float = setting("Largest rise of the retained loss, as a share of it.", low=0.0)
 
 
@@ -66,7 +65,7 @@ class GradientAscent(UnlearnTrainer):
         losses, kept = [], [(0, round(start, 6))]
         steps, shown = options.gradient_ascent_steps, bool(task.config["show_progress"])
         with progress_bar(f"Ascent {self.label}", steps, shown) as bar:
-            for step, chosen in enumerate(_batches(request, options)):
+            for step, chosen in zip(range(steps), _batches(request), strict=False):
                 before = [parameter.detach().clone() for parameter in parameters]
                 loss = request.deleted_loss(chosen)
                 optimizer.zero_grad()
@@ -96,13 +95,8 @@ class GradientAscent(UnlearnTrainer):
         return loss
 
 
-def _batches(request: RequestLosses | WindowLosses, options: GradientAscentSettings) -> Iterator[torch.Tensor]:
-    """Numbers of deleted interactions, in epochs over S; none where none of S has a loss."""
-    rows, done = request.deleted_rows(), 0
+def _batches(request: RequestLosses | WindowLosses) -> Iterator[torch.Tensor]:
+    """Numbers of deleted interactions, in epochs over S without end; none where none of S has a loss."""
+    rows = request.deleted_rows()
     while len(rows):
-        order = rows[torch.randperm(len(rows), generator=request.generator)]
-        for chosen in order.split(options.gradient_ascent_batch_size):
-            if done == options.gradient_ascent_steps:
-                return
-            done += 1
-            yield chosen
+        yield from rows[torch.randperm(len(rows), generator=request.generator)].split(BATCH)

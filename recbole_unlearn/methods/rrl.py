@@ -32,6 +32,7 @@ from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import Moments, fisher, predicted, reverse_ranking_loss
 from recbole_unlearn.settings import setting
 
+BATCH = 8192  # deleted pairs in a step
 FISHER_BATCHES, FISHER_SIZE = 64, 256  # batches of F, and retained interactions in each: B above
 
 
@@ -41,7 +42,6 @@ class RRLSettings:
 
     rrl_steps: int = setting("Steps.", low=1)
     rrl_learning_rate: float = setting("Adam's learning rate at the first step; it falls to zero.", low=0.0)
-    rrl_batch_size: int = setting("Deleted pairs in a step.", low=1)
     rrl_fisher: float = setting("Weight λ of the Fisher term; 1 is the Laplace approximation.", low=0.0)
 
 
@@ -68,7 +68,7 @@ class RRL(UnlearnTrainer):
         witness, points = request.witness(), []
         with progress_bar(f"RRL {self.label}", options.rrl_steps, bool(task.config["show_progress"])) as bar:
             for step in range(options.rrl_steps):
-                deleted = witness.deleted(options.rrl_batch_size)
+                deleted = witness.deleted(BATCH)
                 users = torch.cat([deleted.users, deleted.users])
                 items = torch.cat([deleted.items, deleted.negatives])
                 clear_caches(self.model)

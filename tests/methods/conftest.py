@@ -17,9 +17,9 @@ QUICK = {
     "obliviate": OF_OBLIVIATE,
     "obliviate_paper": OF_OBLIVIATE,
     "finetune": {"finetune_epochs": 2},
-    "gradient_ascent": {"gradient_ascent_steps": 8, "gradient_ascent_batch_size": 64},
+    "gradient_ascent": {"gradient_ascent_steps": 8},
     "ifru": {},
-    "rrl": {"rrl_steps": 8, "rrl_batch_size": 64},
+    "rrl": {"rrl_steps": 8},
     "sisa": {"sisa_shards": 3},
     "receraser": {"receraser_shards": 3, "receraser_attention_epochs": 3},
 }

@@ -54,31 +54,21 @@ Vectors = tuple[torch.Tensor, torch.Tensor]  # of users (n, d) and of items (m, 
 
 
 class Ensemble(AbstractRecommender):
-    """K models whose scores are averaged: s(u, i) = 1/K Σ_k s_k(u, i). Subclasses :meth:`combine` them otherwise."""
+    """K models whose scores are averaged: s(u, i) = 1/K Σ_k s_k(u, i)."""
 
     type = ModelType.GENERAL
 
-    def __init__(self, config: UnlearnConfig, models: Sequence[AbstractRecommender]) -> None:
+    def __init__(self, models: Sequence[AbstractRecommender]) -> None:
         super().__init__()
-        self.user_field, self.item_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
         self.models: Any = nn.ModuleList(models)
-
-    def combine(self, scores: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Scores (K, n, m) of ``users`` (n,) for ``items`` (n or 1, m) as one score each (n, m)."""
-        return scores.mean(dim=0)
 
     def predict(self, interaction: Interaction) -> torch.Tensor:
         """Scores of pairs (n,)."""
-        scores = torch.stack([model.predict(interaction).reshape(-1, 1) for model in self.models])
-        users, items = interaction[self.user_field], interaction[self.item_field]
-        return self.combine(scores, users, items[:, None]).reshape(-1)
+        return torch.stack([model.predict(interaction).reshape(-1) for model in self.models]).mean(dim=0)
 
     def full_sort_predict(self, interaction: Interaction) -> torch.Tensor:
         """Scores of all items for each user (n · items,)."""
-        number = len(interaction)
-        scores = torch.stack([m.full_sort_predict(interaction).reshape(number, -1) for m in self.models])
-        items = torch.arange(scores.shape[2], device=scores.device)[None]
-        return self.combine(scores, interaction[self.user_field], items).reshape(-1)
+        return torch.stack([model.full_sort_predict(interaction).reshape(-1) for model in self.models]).mean(dim=0)
 
     def rule(self) -> Weights:
         """The weights of the rule, without those of the models."""
@@ -180,7 +170,7 @@ class ShardedTrainer(UnlearnTrainer):
 
     def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:
         """The models of :attr:`shards` with the rule that combines them, by default the mean of their scores."""
-        return Ensemble(task.config, models)
+        return Ensemble(models)
 
     def fit_rule(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> dict[str, Curve]:
         """Fit the rule's own weights, if it has any, to training interactions; returns the curves of the fit."""

@@ -85,7 +85,7 @@ class RecEraser(ShardedTrainer):
     def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:
         """By attention, or the mean."""
         if task.settings.receraser_aggregation == "mean":
-            return Ensemble(task.config, models)
+            return Ensemble(models)
         return AttentiveEnsemble(task.config, models, splits.train)
 
     def fit_rule(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> dict[str, Curve]:
@@ -117,8 +117,9 @@ class AttentiveEnsemble(Ensemble):
     """Scores by aggregated vectors; see the formula above."""
 
     def __init__(self, config: UnlearnConfig, models: Sequence[AbstractRecommender], dataset: Dataset) -> None:
-        super().__init__(config, models)
+        super().__init__(models)
         self.dataset, device = dataset, config["device"]
+        self.user_field, self.item_field = dataset.uid_field, dataset.iid_field
         pairs = [found for model in models if (found := find_vectors(model, dataset)) is not None]
         if len(pairs) < len(models):
             raise UnlearnError(

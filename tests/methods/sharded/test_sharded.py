@@ -270,8 +270,8 @@ def answers(ensemble):
     return whole
 
 
-def test_how_several_models_answer_as_one(make_config):
-    assert torch.allclose(answers(sharded.Ensemble(make_config(), MODELS)), SCORES.mean(dim=0))
+def test_how_several_models_answer_as_one():
+    assert torch.allclose(answers(sharded.Ensemble(MODELS)), SCORES.mean(dim=0))
 
 
 @pytest.fixture
