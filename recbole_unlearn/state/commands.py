@@ -211,8 +211,9 @@ def _failed(receipts: Iterable[Receipt]) -> int:
 
 
 def _status(database: Database, given: Any) -> int:
-    print(status_json(database, given.id) if given.json else status_text(database, shown(given.state), given.id))
-    return int(overview(database, given.id).overdue > 0)
+    seen = overview(database, given.id)
+    print(status_json(seen) if given.json else status_text(seen, shown(given.state)))
+    return int(seen.overdue > 0)
 
 
 def _receipt(database: Database, given: Any) -> None:

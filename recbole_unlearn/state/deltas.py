@@ -180,11 +180,7 @@ class Rows(NamedTuple):
 
     def write(self, target: torch.Tensor) -> None:
         """Set the rows of ``target``."""
-        _as_rows(target)[self.ids.to(target.device)] = self.values.to(target)
-
-
-def _as_rows(value: torch.Tensor) -> torch.Tensor:
-    return value.reshape(1) if value.dim() == 0 else value
+        torch.atleast_1d(target)[self.ids.to(target.device)] = self.values.to(target)
 
 
 def changed(
@@ -197,10 +193,10 @@ def changed(
     """
     found, drift = dict[str, Rows](), 0.0
     for name, value in now.items():
-        value, written = _as_rows(value.detach()), [one for one in earlier if one.parameter == name]
+        value, written = torch.atleast_1d(value.detach()), [one for one in earlier if one.parameter == name]
         ids = torch.arange(len(value))
         if others and name in others:
-            before = _as_rows(others[name])
+            before = torch.atleast_1d(others[name])
         elif any(one.axis for one in written):  # columns: all rows have a part of them
             before = value.clone()
         elif written:

@@ -183,7 +183,8 @@ class LiveModel:
         others = {name: value.clone() for name, value in self.model.state_dict().items() if name not in parameters}
         data = self._data(asked)
         self._take_out(data)
-        touched = find_region(self.index, *_pairs(data), data.lost)
+        users, items = (data.forget.inter_feat[field] for field in (data.forget.uid_field, data.forget.iid_field))
+        touched = find_region(self.index, users, items, data.lost)
         with own_randomness():
             seed_again(self.config["seed"], self.config["reproducibility"])  # models with dropout draw
             earlier = self.trainer.apply(dataclasses.replace(self._task, data=data)).earlier
@@ -290,10 +291,6 @@ def squared_norm(weights: Tensors) -> float:
     """‖θ‖² of all weights."""
     floats = (value for value in weights.values() if value.is_floating_point())
     return float(sum(value.double().square().sum() for value in floats))
-
-
-def _pairs(data: UnlearnData) -> tuple[torch.Tensor, torch.Tensor]:
-    return data.forget.inter_feat[data.forget.uid_field], data.forget.inter_feat[data.forget.iid_field]
 
 
 def _no_training(*job: Any) -> Trained:

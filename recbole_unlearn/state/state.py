@@ -8,7 +8,7 @@ import glob
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.data import Fields, ForgetRequest, read_requests
 from recbole_unlearn.errors import UnlearnError, shown
-from recbole_unlearn.files import Checkpoint, new_directory, remove_stale, sync
-from recbole_unlearn.settings import GROUPS, UnlearnConfig, declared
+from recbole_unlearn.files import new_directory, remove_stale, sync
+from recbole_unlearn.settings import GROUPS, declared
 from recbole_unlearn.state import publish, submit, verify, worker
 from recbole_unlearn.state.adopt import adopt, described, opened, taken
 from recbole_unlearn.state.context import Core, Receipt, versions
@@ -61,28 +61,23 @@ def init_state(
     with new_directory(folder) as place:
         (place / FILES).mkdir(mode=0o700)
         core = Core(place, hash_key, model, new=True)
-        with contextlib.closing(core.database):
-            _fill(core, config, original, settings)
+        said, database = described(original, settings), core.database
+        with contextlib.closing(database):
+            new, exact = taken(core, config, original, said)
+            base, train = write_base(core.store, new), new.data.splits.train
+            row = (1, *base, base.fingerprint, len(train), squared_norm(new.weights), 0, 0.0)
+            with database.transaction():
+                for key, value in said.items():
+                    database.write("INSERT INTO about VALUES (?, ?)", key, json.dumps(value))
+                database.write(f"INSERT INTO base VALUES ({', '.join('?' * len(row))})", *row)
+                database.enter(
+                    TAKEN, model=original.model, dataset=original.dataset, exact=exact,
+                    interactions=sum(map(len, new.data.splits)), after=base.fingerprint, versions=versions(),
+                )  # fmt: skip
+            database.wipe()
         sync(place)
     sync(folder.parent)
     return State(path, hash_key, model)
-
-
-def _fill(core: Core, config: UnlearnConfig, original: Checkpoint, settings: Mapping[str, Any]) -> None:
-    """Write the first base; refused if the weights do not fit the data."""
-    said, database = described(original, settings), core.database
-    new, exact = taken(core, config, original, said)
-    with database.transaction():
-        for key, value in said.items():
-            database.write("INSERT INTO about VALUES (?, ?)", key, json.dumps(value))
-        base = write_base(core.store, new)
-        row = (1, *base, base.fingerprint, len(new.data.splits.train), squared_norm(new.weights), 0, 0.0)
-        database.write(f"INSERT INTO base VALUES ({', '.join('?' * len(row))})", *row)
-        database.enter(
-            TAKEN, model=original.model, dataset=original.dataset, exact=exact,
-            interactions=sum(len(part) for part in new.data.splits), after=base.fingerprint, versions=versions(),
-        )  # fmt: skip
-    core.database.wipe()
 
 
 def open_state(path: str | Path, hash_key: str | Path | None = None, *, model: type | None = None) -> State:

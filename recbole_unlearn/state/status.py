@@ -65,9 +65,8 @@ def overview(database: Database, id: str | None = None) -> Overview:
     return Overview(model, dataset, found, overdue, *database.spent(), *database.head(), *now_exact, approximate)
 
 
-def status_text(database: Database, state: str, id: str | None = None) -> str:
+def status_text(seen: Overview, state: str) -> str:
     """The status as text; ``state`` is the directory as it was typed."""
-    seen = overview(database, id)
     rows, number = seen.rows, counted(len(seen.rows), "request")
     lines = [f"{seen.model} on {seen.dataset}: {number}, {seen.overdue} overdue. Times are UTC.", ""]
     if rows:
@@ -100,9 +99,8 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
     return "\n".join([*lines, wrapped(advice), f"Ledger: {entries}, head {seen.head}"])
 
 
-def status_json(database: Database, id: str | None = None) -> str:
+def status_json(seen: Overview) -> str:
     """The status as JSON, with the fields of :class:`Overview`, what is spent of the budget in steps."""
-    seen = overview(database, id)
     deleted, drift = Spent(seen.deleted_share, seen.drift).rounded()
     said = {**seen._asdict(), "deleted_share": deleted, "drift": drift, "retraining_is_due": seen.retraining_is_due}
     rows = said.pop("rows")

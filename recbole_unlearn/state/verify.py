@@ -42,11 +42,6 @@ def faults(core: Core, head: str | None) -> Iterator[str]:
             f"{len(others)} files in {shown(core.store.folder)} belong to nothing: a command was interrupted. "
             "`requests publish` or `requests run` removes them"
         )
-    yield from _data(core)
-
-
-def _data(core: Core) -> Iterator[str]:
-    """Published pairs in the data of the state."""
     if hashes := core.deleted():
         for part, found in deleted_in(Suppression(core.key, hashes), core.live.base.splits).items():
             if found:

@@ -64,7 +64,7 @@ def test_the_ledger_gives_the_budget_that_the_database_has(busy):
 
 
 def test_the_table_has_every_request_and_says_when_retraining_is_due(busy):
-    text = status.status_text(busy.core.database, "S")
+    text = status.status_text(busy.status(), "S")
     assert max(map(len, text.splitlines())) <= 110
     assert text.startswith("BPR on tiny: 8 requests, 1 overdue.")
     for id in busy.status().requests["id"]:
@@ -72,7 +72,8 @@ def test_the_table_has_every_request_and_says_when_retraining_is_due(busy):
     assert "late-u10 failed: The weights are not finite." in text
     assert busy.status().head in text
     set_by_hand(busy, "UPDATE base SET norm = norm / 1e9")  # so the budget is spent
-    seen, text = busy.status(), status.status_text(busy.core.database, "S")
+    seen = busy.status()
+    text = status.status_text(seen, "S")
     assert (seen.retraining_is_due, seen.drift > MOST_DRIFT) == (True, True)
     assert "Retraining is due: `recbole-unlearn requests rebuild S`" in text
 

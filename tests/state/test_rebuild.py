@@ -76,7 +76,7 @@ def test_exact_or_approximate_along_the_life_of_a_state(make_state, key_file, tm
         frame = found.requests.set_index("id")
         told = [*zip(frame["exact"], frame["since"], strict=True)]
         assert told == [by_id.get(id, (None, None)) for id in frame.index]
-        text = " ".join(status_text(state.core.database, "S").split())
+        text = " ".join(status_text(found, "S").split())
         words = r"exact since [-\d]+ [:\d]+: it comes from the retained data alone"
         if not exact:
             words = rf"approximate since [-\d]+ [:\d]+ \({approximate:d} requests? by obliviate\); `requests rebuild"
