@@ -11,9 +11,8 @@ from typing import Any
 
 _HOMES = {
     "Receipt": "context", "Change": "deltas", "Store": "deltas", "LiveModel": "live", "read_moments": "live",
-    "squared_norm": "live", "Vectors": "export", "find_vectors": "export", "load_suppression": "export",
-    "moved": "export", "State": "state", "init_state": "state", "open_state": "state", "MOST_DRIFT": "status",
-    "write_receipt": "receipt",
+    "squared_norm": "live", "find_vectors": "export", "load_suppression": "export", "State": "state",
+    "init_state": "state", "open_state": "state",
 }  # fmt: skip
 
 

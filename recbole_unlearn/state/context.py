@@ -30,6 +30,7 @@ from recbole_unlearn.state.live import LiveModel
 from recbole_unlearn.text import ranges
 
 LAST = 2**62  # later than every change
+Span = str | datetime.timedelta  # of time, see :func:`span`
 Tokens = tuple[str | None, str | None]  # user and item; None for all users, or for all items
 
 NOTE = "+"  # before a hash with a note, in the file of published pairs
@@ -248,7 +249,7 @@ class Core:
         return Suppression(self.key, self.deleted() | {pair_hash(self.key, *pair) for pair in self.tokens("true")})
 
 
-def span(text: str | datetime.timedelta) -> datetime.timedelta:
+def span(text: Span) -> datetime.timedelta:
     """A time span such as "30d", "12h", "45m" or "10s"."""
     if isinstance(text, datetime.timedelta):
         return text
@@ -259,7 +260,7 @@ def span(text: str | datetime.timedelta) -> datetime.timedelta:
     return datetime.timedelta(**{units[fits[2]]: float(fits[1])})
 
 
-def due_at(deadline: str | datetime.timedelta) -> str:
+def due_at(deadline: Span) -> str:
     """The time at which a request is due: after a span, or at the end of a day such as "2026-12-01", in UTC."""
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", str(deadline)):
         return (datetime.datetime.now(datetime.UTC) + span(deadline)).isoformat(timespec="seconds")

@@ -29,9 +29,9 @@ from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.registry import quickest_exact
 from recbole_unlearn.results.disclosure import coarse
-from recbole_unlearn.state.context import Core, Tokens, pair_hash
+from recbole_unlearn.state.context import Core, Span, Tokens, pair_hash
 from recbole_unlearn.state.database import LEARNED, PUBLISHED, REBUILT, RETRAINED, TRAINED
-from recbole_unlearn.state.publish import Age, final, replace_base, trained
+from recbole_unlearn.state.publish import final, replace_base, trained
 from recbole_unlearn.state.verify import tables
 
 WAYS = {"rebuild": REBUILT, "retrain": RETRAINED}
@@ -52,7 +52,7 @@ class Learned(NamedTuple):
     seconds: float | None = None  # None when nothing was new
 
 
-def learn(core: Core, path: str | Path, by: str | None, returning: str, older_than: Age) -> Learned:
+def learn(core: Core, path: str | Path, by: str | None, returning: str, older_than: Span | None) -> Learned:
     """Append new interactions to the data, and train a model on it; see :meth:`State.learn`."""
     by = by or ("rebuild" if quickest_exact(core.config.model_class).name == "rebuild" else "retrain")
     for name, given, known in (("by", by, tuple(WAYS)), ("returning", returning, RETURNING)):

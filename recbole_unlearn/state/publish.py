@@ -15,13 +15,11 @@ import torch
 
 from recbole_unlearn.data import Source, Splits
 from recbole_unlearn.recbole_compat import own_randomness
-from recbole_unlearn.state.context import LAST, NOTE, Core, Tokens, pair_hash, span, versions
+from recbole_unlearn.state.context import LAST, NOTE, Core, Span, Tokens, pair_hash, span, versions
 from recbole_unlearn.state.database import CLEARED, PUBLISHED, REBUILT, RETRAINED, TRAINED, now, packed, unpacked
 from recbole_unlearn.state.deltas import NewBase, write_base
 from recbole_unlearn.state.live import LiveModel, read_moments, squared_norm
 from recbole_unlearn.training import SPECTRAL, train_here
-
-Age = str | datetime.timedelta | None
 
 
 class Final(NamedTuple):
@@ -32,7 +30,7 @@ class Final(NamedTuple):
     pending: int  # old enough, once they are done
 
 
-def final(core: Core, older_than: Age) -> Final:
+def final(core: Core, older_than: Span | None) -> Final:
     """What is final when everything is that was submitted longer than ``older_than`` ago; without it, everything."""
     age = datetime.timedelta() if older_than is None else span(older_than)
     until = (datetime.datetime.now(datetime.UTC) - age).isoformat(timespec="milliseconds")
@@ -43,7 +41,7 @@ def final(core: Core, older_than: Age) -> Final:
     return Final(change, value("SELECT count(*) FROM requests WHERE change <= ?", change), pending)
 
 
-def publish(core: Core, older_than: Age = None) -> Final:
+def publish(core: Core, older_than: Span | None = None) -> Final:
     """Make requests that are done final; returns which."""
     found = final(core, older_than)
     if found.requests:
@@ -56,7 +54,7 @@ def publish(core: Core, older_than: Age = None) -> Final:
     return found
 
 
-def retrain(core: Core, what: str = RETRAINED, older_than: Age = None) -> float:
+def retrain(core: Core, what: str = RETRAINED, older_than: Span | None = None) -> float:
     """Train a new model on the retained data alone, and make it the base; returns the seconds it took.
 
     Requests that are not final are retained, and pending again.

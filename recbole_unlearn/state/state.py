@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import glob
 import json
 import math
@@ -22,15 +21,13 @@ from recbole_unlearn.files import new_directory, remove_stale, sync
 from recbole_unlearn.settings import GROUPS, declared
 from recbole_unlearn.state import publish, submit, verify, worker
 from recbole_unlearn.state.adopt import adopt, described, opened, taken
-from recbole_unlearn.state.context import Core, Receipt, versions
+from recbole_unlearn.state.context import Core, Receipt, Span, versions
 from recbole_unlearn.state.database import FILES, REBUILT, RETRAINED, TAKEN
 from recbole_unlearn.state.deltas import write_base
 from recbole_unlearn.state.export import Exported, export
 from recbole_unlearn.state.learn import Learned, learn
 from recbole_unlearn.state.live import squared_norm
 from recbole_unlearn.state.status import Overview, overview
-
-Span = str | datetime.timedelta
 
 
 def init_state(
@@ -97,7 +94,7 @@ class State:
         return self.core.live.model
 
     def submit(
-        self, forget: Any, id: str | None = None, deadline: submit.Deadline = None, dry_run: bool = False
+        self, forget: Any, id: str | None = None, deadline: Span | None = None, dry_run: bool = False
     ) -> Receipt:
         """Check a request and put it into the queue; from now on its pairs are not recommended any more.
 

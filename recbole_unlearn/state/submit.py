@@ -6,7 +6,6 @@ recommended any more.
 
 from __future__ import annotations
 
-import datetime
 import re
 import secrets
 import sqlite3
@@ -20,11 +19,10 @@ from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import request_digest
 from recbole_unlearn.results.disclosure import coarse
 from recbole_unlearn.rows import SIDES
-from recbole_unlearn.state.context import Core, Lines, Receipt, Suppression, due_at
+from recbole_unlearn.state.context import Core, Lines, Receipt, Span, Suppression, due_at
 from recbole_unlearn.state.database import LINES, STEPS, asked, now, packed
 from recbole_unlearn.state.live import Arrays, LiveModel
 
-Deadline = str | datetime.timedelta | None
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -83,7 +81,7 @@ def refuse_emptying(live: LiveModel, name: str, numbers: Arrays) -> None:
             )
 
 
-def submit(core: Core, forget: Any, id: str | None, deadline: Deadline, dry_run: bool) -> Receipt:
+def submit(core: Core, forget: Any, id: str | None, deadline: Span | None, dry_run: bool) -> Receipt:
     """Check a request and put it into the queue; see :meth:`State.submit`."""
     if id is not None and not _ID.fullmatch(id):
         raise UnlearnError(f"id={shown(id)}: an id has letters, digits, dots, dashes and _, 64 at most.")

@@ -13,13 +13,12 @@ import torch
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.recbole_compat import own_environment
-from recbole_unlearn.state.context import Core, Receipt, span, versions
+from recbole_unlearn.state.context import Core, Receipt, Span, span, versions
 from recbole_unlearn.state.database import CLEARED, STEPS, asked, now, working
 from recbole_unlearn.state.deltas import digest
 from recbole_unlearn.state.publish import finish
 from recbole_unlearn.state.submit import refuse_emptying
 
-Window = str | datetime.timedelta | None
 PATIENCE, PAUSE = 5.0, 0.01  # seconds: for another worker, and between two requests for others
 
 
@@ -43,13 +42,13 @@ def alone(core: Core, patience: float | None = None) -> Iterator[None]:
             raise
 
 
-def run(core: Core, window: Window) -> Iterator[Receipt]:
+def run(core: Core, window: Span | None) -> Iterator[Receipt]:
     """Carry out all pending requests, in order; yields each request when it is done."""
     while done := step(core, window):
         yield from done
 
 
-def step(core: Core, window: Window) -> list[Receipt]:
+def step(core: Core, window: Span | None) -> list[Receipt]:
     """Carry out the next request, or the requests within the window as one; nothing when none is pending."""
     start = time.perf_counter()
     batch = core.database.rows("SELECT * FROM requests WHERE status = 'pending' ORDER BY number")

@@ -109,3 +109,12 @@ def some(user, number):
     """A request for the first interactions of a user."""
     items = items_of(user)[:number]
     return {"user_id": [user] * len(items), "item_id": items}
+
+
+def pairs_of(state, parts=slice(None)):
+    """All pairs of tokens that the data of a state has, by its own index; ``parts`` may be some of it."""
+    names, found = state.core.live.base.splits.train, set()
+    for index in state.core.live.parts[parts]:
+        sides = (names.id2token(f"{side}_id", index.ids[side][~index.removed]) for side in ("user", "item"))
+        found |= {(str(user), str(item)) for user, item in zip(*sides, strict=True)}
+    return found

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from recbole_unlearn.state import init_state, open_state
 from tests.conftest import tiny_rows, train_plain
-from tests.state.conftest import PLAIN, done
+from tests.state.conftest import PLAIN, done, pairs_of
 
 ODD = {
     "u3": "user-zebra-7f3a \"the cat\" O'Neil'; DROP TABLE requests; --",
@@ -88,18 +88,6 @@ def packed_left(folder, packed):
     """How many of the pairs of numbers in ``packed`` are in the bytes of the database and its log."""
     content = b"".join(path.read_bytes() for path in folder.glob("*.sqlite*"))
     return sum(packed[at : at + 16] in content for at in range(0, len(packed), 16))
-
-
-def pairs_of(state, parts=slice(None)):
-    """All pairs of tokens that the data of a state has, by its own index; ``parts`` may be some of it."""
-    names = state.core.live.base.splits.train
-    return {
-        (str(user), str(item))
-        for index in state.core.live.parts[parts]
-        for user, item in zip(
-            *(names.id2token(f"{side}_id", index.ids[side][~index.removed]) for side in ("user", "item")), strict=True
-        )
-    }
 
 
 EVERY = [(name(user), name(item)) for user, item, _, _ in tiny_rows()]

@@ -11,7 +11,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import init_state, learn, open_state, publish
 from recbole_unlearn.state.database import REBUILT
 from tests.conftest import PLAIN, tiny_rows, train_plain
-from tests.state.conftest import some
+from tests.state.conftest import pairs_of, some
 from tests.state.crash_cases import picture
 
 HEAD = ["user_id", "item_id", "rating", "timestamp"]
@@ -25,16 +25,6 @@ def week(*rows, path="week.csv", head=HEAD):
     return path
 
 
-def pairs(state):
-    """The interactions of a state by their tokens, in training, validation and test data together."""
-    train, found = state.core.live.base.splits.train, set()
-    for index in state.core.live.parts:
-        names = (train.field2id_token[field] for field in (train.uid_field, train.iid_field))
-        ids = (index.ids[side][~index.removed].numpy() for side in ("user", "item"))
-        found |= set(zip(*(map(str, own[one]) for own, one in zip(names, ids, strict=True)), strict=True))
-    return found
-
-
 @pytest.mark.parametrize(("model", "by"), [("BPR", "rebuilt"), ("EASE", "retrained")])
 def test_a_week_is_learned_and_what_was_deleted_stays_out(make_state, model, by):
     state = make_state(model)
@@ -43,13 +33,13 @@ def test_a_week_is_learned_and_what_was_deleted_stays_out(make_state, model, by)
     state.publish()
     state.submit({"user_id": "u9", "item_id": None} | some("u9", 3), id="b")  # waits
     state.submit({"user_id": "u10"}, id="c")  # waits
-    before, names = pairs(state), list(state.core.live.base.splits.train.field2id_token["item_id"])
+    before, names = pairs_of(state), list(state.core.live.base.splits.train.field2id_token["item_id"])
     new = [("n1", "i3"), ("n1", "new1"), ("u1", "new1"), ("u1", "new2")]
     out = [("u8", "i1"), ("u8", "new1"), ("u10", "new2"), ("u9", some("u9", 3)["item_id"][0])]
     old = [row for row in tiny_rows() if row[0] in ("u1", "u2")]
     found = state.learn(week(*new, *out, *old, new[0]))
     assert found[:7] == (4, 1, 2, len(old) + 1, 4, 0, by)
-    assert pairs(state) == before | set(new)
+    assert pairs_of(state) == before | set(new)
     assert list(state.core.live.base.splits.train.field2id_token["item_id"][: len(names)]) == names
     status, entry = state.status(), state.core.database.entries()[-1]
     assert (status.exact, entry["what"], entry["by"], entry["requests"]) == (True, "learned", by, 0)
@@ -61,7 +51,7 @@ def test_a_week_is_learned_and_what_was_deleted_stays_out(make_state, model, by)
         assert all(torch.equal(weights[name], value) for name, value in state.core.live.state().items())
     assert [one.id for one in state.run()] == ["b", "c"]
     gone = {*zip(*some("u9", 3).values(), strict=True), *(pair for pair in before if pair[0] == "u10")}
-    assert pairs(state) == (before | set(new)) - gone
+    assert pairs_of(state) == (before | set(new)) - gone
     assert "new1" not in set(state.recommend("n1", 99)["item_id"])
     state.publish()
     state.verify()
@@ -86,7 +76,7 @@ def test_a_person_who_returns_is_learned_from_then_on_and_only_if_asked(make_sta
     ]
     assert state.learn(week(*rows))[:5] == (1, 1, 0, 0, 3)
     assert state.learn(week(*rows), returning="keep")[:5] == (2, 1, 0, 1, 1)
-    assert {pair for pair in pairs(state) if pair[0] == "u8"} == {("u8", "i1"), ("u8", item)}
+    assert {pair for pair in pairs_of(state) if pair[0] == "u8"} == {("u8", "i1"), ("u8", item)}
     assert len(state.recommend("u8", 3)) == 3  # not suppressed as a whole any more
     state.verify()
     assert state.learn(week(*rows, ("u8", item, 3.0, 9e8)), returning="keep")[3:5] == (3, 2)
@@ -96,7 +86,7 @@ def test_a_person_who_returns_is_learned_from_then_on_and_only_if_asked(make_sta
     state.run()
     state.publish()
     state.verify()
-    assert not {pair for pair in pairs(state) if pair[0] == "u8"}
+    assert not {pair for pair in pairs_of(state) if pair[0] == "u8"}
 
 
 @pytest.mark.parametrize("user", ["u12", "u11"])
@@ -112,13 +102,13 @@ def test_a_request_that_is_submitted_during_the_training_is_not_passed_over(make
     if user == "u11":
         assert state.learn(week(("u12", "new"))).new == 1
     else:
-        before = pairs(state)
+        before = pairs_of(state)
         with pytest.raises(UnlearnError, match="submitted meanwhile asks for some"):
             state.learn(week(("u12", "new")))
-        assert (pairs(state), state.core.database.entries()[-1]["what"]) == (before, "submitted")
+        assert (pairs_of(state), state.core.database.entries()[-1]["what"]) == (before, "submitted")
     state.run()
     state.verify()
-    assert not {pair for pair in pairs(state) if pair[0] == user}
+    assert not {pair for pair in pairs_of(state) if pair[0] == user}
 
 
 @pytest.mark.parametrize(("given", "changes", "what"), [

@@ -8,7 +8,7 @@ import pytest
 
 from recbole_unlearn import cli
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.state import MOST_DRIFT, open_state, status
+from recbole_unlearn.state import open_state, status
 from recbole_unlearn.state.receipt import write_receipt
 from recbole_unlearn.state.status import overview
 from tests.conftest import tiny_rows
@@ -63,7 +63,7 @@ def test_the_ledger_gives_the_budget_that_the_database_has(busy):
     assert database.spent() == (0.0, 0.0)
 
 
-def test_the_table_has_every_request_and_says_when_retraining_is_due(busy):
+def test_the_table_has_every_request_and_says_when_retraining_is_due(busy, capsys):
     text = status.status_text(busy.status(), "S")
     assert max(map(len, text.splitlines())) <= 110
     assert text.startswith("BPR on tiny: 8 requests, 1 overdue.")
@@ -71,10 +71,14 @@ def test_the_table_has_every_request_and_says_when_retraining_is_due(busy):
         assert len(re.findall(rf"^{id} ", text, re.M)) == 1 + (id == "late-u10")
     assert "late-u10 failed: The weights are not finite." in text
     assert busy.status().head in text
+    for id, code in (("late-u9", 1), ("first-u3", 0)):  # the first is overdue
+        assert cli.main(["requests", "status", str(busy.core.folder), id, "--json"]) == code
+        (row,) = json.loads(capsys.readouterr().out)["requests"]
+        assert (row["id"], {"submitted", "due", "finished", "published", "since"} <= row.keys()) == (id, True)
     set_by_hand(busy, "UPDATE base SET norm = norm / 1e9")  # so the budget is spent
     seen = busy.status()
     text = status.status_text(seen, "S")
-    assert (seen.retraining_is_due, seen.drift > MOST_DRIFT) == (True, True)
+    assert (seen.retraining_is_due, seen.drift > status.MOST_DRIFT) == (True, True)
     assert "Retraining is due: `recbole-unlearn requests rebuild S`" in text
 
 
@@ -110,11 +114,3 @@ def test_a_receipt_says_what_was_done_and_names_no_one(busy, tmp_path):
         page.rmdir() if page.is_dir() else page.unlink()
     with pytest.raises(UnlearnError, match="There is no request other"):
         write_receipt(database, "other", tmp_path)
-
-
-def test_status_as_json_has_all_dates_and_an_exit_code(busy, key_file, capsys):
-    folder = str(busy.core.folder)
-    for id, code in (("late-u9", 1), ("first-u3", 0)):
-        assert cli.main(["requests", "status", folder, id, "--json"]) == code
-        (row,) = json.loads(capsys.readouterr().out)["requests"]
-        assert (row["id"], {"submitted", "due", "finished", "published", "since"} <= row.keys()) == (id, True)
