@@ -12,7 +12,7 @@ from typing import Any
 _HOMES = {
     "Receipt": "context", "Change": "deltas", "Store": "deltas", "LiveModel": "live", "read_moments": "live",
     "squared_norm": "live", "find_vectors": "export", "load_suppression": "export", "State": "state",
-    "init_state": "state", "open_state": "state",
+    "init_state": "state", "open_state": "state", "write_receipt": "receipt",
 }  # fmt: skip
 
 

@@ -80,12 +80,8 @@ def adopt(core: Core, path: str | Path, data_path: str | Path | None) -> int:
             f"The data of {shown(path)} has {found} pairs that were deleted or are asked for. Delete them at the "
             "source, and train again; `requests check` counts them in a file. The state is unchanged."
         )
-
-    def check() -> None:
-        if core.database.newest() != last:
-            raise UnlearnError(
-                "A request was submitted meanwhile. The state is unchanged; run the same command again."
-            )
-
     change = final(core, None).change
-    return replace_base(core, ADOPTED, core.at(change), change, new, NOT_FINAL, about=said, check=check, exact=exact)
+    return replace_base(
+        core, ADOPTED, core.at(change), change, new, NOT_FINAL, about=said,
+        outdated=lambda: core.database.newest() != last, exact=exact,
+    )  # fmt: skip

@@ -217,7 +217,7 @@ def _status(database: Database, given: Any) -> int:
 
 
 def _receipt(database: Database, given: Any) -> None:
-    from recbole_unlearn.state.receipt import write_receipt
+    from recbole_unlearn.state import write_receipt
 
     print(*map(shown, write_receipt(database, given.id, Path(given.out))), sep="\n")
 

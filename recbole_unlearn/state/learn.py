@@ -76,15 +76,11 @@ def learn(core: Core, path: str | Path, by: str | None, returning: str, older_th
     found = Learned(new, users, items, *counts, len(left) - new, WAYS[by])
     made, seconds = trained(core, grown, WAYS[by])
 
-    def check() -> None:
-        if core.database.newest() != last and _left_out(core, left, returning)[0].any():
-            raise UnlearnError(
-                "A request that was submitted meanwhile asks for some of the new interactions. Nothing was changed; "
-                "run the same command again."
-            )
+    def outdated() -> bool:
+        return core.database.newest() != last and bool(_left_out(core, left, returning)[0].any())
 
     steps = {f"{name}_up_to": coarse(number) for name, number in found._asdict().items() if isinstance(number, int)}
-    replace_base(core, LEARNED, live, change, made, returned=returned, check=check, by=WAYS[by], data=steps)
+    replace_base(core, LEARNED, live, change, made, returned=returned, outdated=outdated, by=WAYS[by], data=steps)
     return found._replace(seconds=seconds)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from recbole_unlearn.data import Source, Splits
+from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.state.context import LAST, NOTE, Core, Span, Tokens, pair_hash, span, versions
 from recbole_unlearn.state.database import CLEARED, PUBLISHED, REBUILT, RETRAINED, TRAINED, now, packed, unpacked
@@ -96,13 +97,13 @@ def finish(core: Core) -> None:
 def replace_base(
     core: Core, what: str, live: LiveModel, change: int, new: NewBase, which: str = "",
     returned: Collection[Tokens] = (), about: Mapping[str, Any] | None = None,
-    check: Callable[[], None] = lambda: None, **entry: Any,
+    outdated: Callable[[], bool] = lambda: False, **entry: Any,
 ) -> int:  # fmt: skip
     """Make ``new`` the base and requests final, and return how many; one transaction, and one entry of the ledger.
 
     Final are the requests up to ``change``, or those of the condition ``which``; ``live`` has the data without them.
-    ``returned`` are deleted pairs that may be in the data again, ``about`` is what is said of a model with other
-    settings, and ``check`` may refuse the transaction.
+    ``returned`` are deleted pairs that may be in the data again, and ``about`` is what is said of a model with other
+    settings. It is refused if the new data is ``outdated`` by a request that was submitted meanwhile.
     """
     before, database, today = core.fingerprint(), core.database, now()[:10]
     (data, left), which = live.kept(), which or f"change <= {change}"
@@ -115,7 +116,11 @@ def replace_base(
     base = write_base(core.store, new, hashes)
     places = [np.cumsum(mask) - 1 for mask in left]
     with database.transaction():
-        check()
+        if outdated():
+            raise UnlearnError(
+                "A request was submitted meanwhile that the new data does not take into account. The state is "
+                "unchanged; run the same command again."
+            )
         for key, value in (about or {}).items():
             database.write("UPDATE about SET value = ? WHERE key = ?", json.dumps(value), key)
         train = len(new.data.splits.train)

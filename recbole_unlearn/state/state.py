@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import json
 import math
 import time
@@ -231,13 +232,10 @@ class State:
         for index in live.parts[:2]:  # as in RecBole's evaluation: training and validation
             scores[index.ends("user", id)] = -torch.inf
         hidden, names = self.core.suppression(), train.field2id_token[train.iid_field]
-        found: list[tuple[str, float]] = []
-        for item in scores.argsort(descending=True, stable=True).tolist():
-            if len(found) == k or scores[item] == -torch.inf:
-                break
-            if (str(user), str(names[item])) not in hidden:
-                found.append((str(names[item]), float(scores[item])))
-        return pd.DataFrame(found, columns=[train.iid_field, "score"])
+        best = scores.argsort(descending=True, stable=True)
+        named = ((str(names[item]), float(scores[item])) for item in best[scores[best] > -torch.inf].tolist())
+        shown = (one for one in named if (str(user), one[0]) not in hidden)
+        return pd.DataFrame(itertools.islice(shown, k), columns=[train.iid_field, "score"])
 
     def export(self, out: str | Path, since: str | Path | None = None) -> Exported:
         """Write the model as it is now into the new directory ``out`` for serving; see docs/serving.md.

@@ -103,7 +103,7 @@ def test_a_request_that_is_submitted_during_the_training_is_not_passed_over(make
         assert state.learn(week(("u12", "new"))).new == 1
     else:
         before = pairs_of(state)
-        with pytest.raises(UnlearnError, match="submitted meanwhile asks for some"):
+        with pytest.raises(UnlearnError, match="A request was submitted meanwhile"):
             state.learn(week(("u12", "new")))
         assert (pairs_of(state), state.core.database.entries()[-1]["what"]) == (before, "submitted")
     state.run()
