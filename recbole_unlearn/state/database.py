@@ -431,19 +431,23 @@ def _make_private(folder: Path, new: bool) -> None:
 @contextlib.contextmanager
 def working(folder: Path, patience: float) -> Iterator[None]:
     """Hold the lock of the worker; refused when another process has it for ``patience`` seconds."""
-    until, descriptor = time.monotonic() + patience, os.open(folder, os.O_RDONLY)
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() >= until:
-                    raise UnlearnError(
-                        f"Another process is working on the state {shown(folder)}. Wait for it; new requests can be "
-                        "submitted meanwhile."
-                    ) from error
-            time.sleep(0.005)
+    until = time.monotonic() + patience
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= until:
+                        raise
+                time.sleep(0.005)
+        except OSError as error:
+            why = f"Cannot work on the state {shown(folder)}: {error.strerror}. Check the disk and its permissions."
+            if isinstance(error, BlockingIOError):
+                why = f"Another process is working on the state {shown(folder)}. Wait for it; new requests can be "
+                why += "submitted meanwhile."
+            raise UnlearnError(why) from error
         yield
-    finally:
-        os.close(descriptor)
