@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import fcntl
 import itertools
 import os
 import resource
@@ -94,6 +95,9 @@ def test_a_disk_that_cannot_be_written_to(busy, key_file, checkpoints, tiny_path
         assert picture(busy) == before
         refused("Read-only file system", busy.publish)
         refused("Read-only file system", init_state, tmp_path / "n" / "S", checkpoints("BPR"), **given)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
+        refused("No locks available. Check the disk", busy.run)
     assert picture(busy) == before == looked_at(busy.core.folder, key_file)
     busy.run()
     busy.verify()
