@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 FROZEN = HERE / "frozen"
@@ -217,4 +218,8 @@ if __name__ == "__main__":
         target = Path(sys.argv[1]).resolve()
         target.mkdir(parents=True, exist_ok=True)
         sys.argv = sys.argv[:1]
-        run_all(target)
+        # Draws start from the bits of old rows, which differ between processors: here from one seed.
+        fixed = {"drawn_by": lambda rows: torch.Generator().manual_seed(7)}
+        with mock.patch.multiple("recbole_unlearn.methods.obliviate.new_start", **fixed):
+            with mock.patch.multiple("recbole_unlearn.state.live", **fixed):
+                run_all(target)
