@@ -60,6 +60,7 @@ from recbole_unlearn.training import (
 )
 
 MIN_GROUP = 10  # users who could have made a request of a shown size
+SECRET = 16  # old rows of each table whose bits draw the new moments
 Arrays = Sequence[np.ndarray]  # masks or numbers in training, validation and test data
 
 
@@ -193,7 +194,7 @@ class LiveModel:
             moments = []
             if self.moments:  # those of touched rows, without the deleted interactions
                 tables = find_tables(self.model, self.base.splits.train)
-                generator = drawn_by([one.values for one in earlier])
+                generator = drawn_by([one.values[:SECRET] for one in earlier])
                 moments = refresh(self.moments, tables, touched, self.index, generator)
         rows, drift = changed("weights", self.model.state_dict(), earlier, others)
         return Change(rows | changed("moments", self.moments, moments)[0], self.fitted, drift)

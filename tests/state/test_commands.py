@@ -262,5 +262,5 @@ def test_every_command_is_in_the_help_and_with_its_options_in_the_docs(capsys):
     page, code = (ROOT / "docs" / "requests.md").read_text(), cli.main(["requests", "--help"])
     said = capsys.readouterr().out
     for name, (*_, arguments) in commands.COMMANDS.items():
-        assert (code, bool(re.search(rf"^    {name}\b", said, re.M)), f"requests {name} " in page) == (0, True, True)
+        assert (code, bool(re.search(rf"^    {name}\b", said, re.M)), f"`{name} STATE" in page) == (0, True, True)
         assert all(spec.split()[0] in page for spec, *_ in arguments), name

@@ -164,7 +164,7 @@ def scene(make_config):
 def test_calibration_lowers_its_objective_with_b_fixed(scene):
     witness, adapters = scene(rank=3)
     before = [(adapter.a.clone(), adapter.b.clone()) for adapter in adapters.adapters]
-    values, _ = calibrated(adapters, witness, Objective(), Schedule(30, 0.05, 500, 30))
+    values, _ = calibrated(adapters, witness, Objective(), Schedule(30, 0.05, 500))
     assert len(values) == 30
     assert sum(values[-5:]) < sum(values[:5])
     for adapter, (a, b) in zip(adapters.adapters, before, strict=True):
@@ -186,7 +186,7 @@ def test_a_new_start_is_frozen_and_rows_that_follow_are_not_calibrated(scene, mo
     adapters.adapters.append(follower)
     adapters.attach()
     shifts = [adapter.shift.clone() for adapter in adapters.adapters]
-    calibrated(adapters, witness, Objective(), Schedule(3, 0.05, 200, 3))
+    calibrated(adapters, witness, Objective(), Schedule(3, 0.05, 200))
     assert all(torch.equal(a.shift, s) for a, s in zip(adapters.adapters, shifts, strict=True))
     assert torch.equal(table.detach()[rest], base + 1.0)
     for adapter in adapters.trained:
@@ -208,7 +208,7 @@ def test_deleted_items_are_pushed_down_only_when_asked_for(scene, monkeypatch, f
     monkeypatch.setattr(BPRGradients, "own", lambda self, batch: 0.0)  # the term on S alone
     witness, adapters = scene()
     before = row_gradients(adapters, witness).demotion(witness.deleted(1000))
-    values, demotion = calibrated(adapters, witness, Objective(forget), Schedule(100, 0.005, 1000, 100))
+    values, demotion = calibrated(adapters, witness, Objective(forget), Schedule(100, 0.005, 1000))
     assert [step for step, _ in demotion][:3] == [0, 10, 20]
     assert any(values) == (forget > 0)
     assert (demotion[-1][1] > before + 0.2) == (forget > 0)
@@ -403,7 +403,7 @@ def test_drift_stays_below_its_bound(make_config):
     _, witness, adapters = problem(make_config(), negatives=0.0, rank=2)
     before = [adapter.b.clone() for adapter in adapters.adapters]
     with tqdm(disable=True) as bar:
-        plan, rows = Schedule(60, 0.05, 10**6, 60), witness.interactions()
+        plan, rows = Schedule(60, 0.05, 10**6), witness.interactions()
         values, _ = calibrate(adapters, witness, PaperObjective(1.0, drift=0.05), plan, rows, bar)
     assert values[-1] < values[0]
     assert adapters.drift() <= values[0] / 0.05
