@@ -1,9 +1,10 @@
-"""Write the tables of README, docs/results.md and the grid's record from finished runs.
+"""Write the tables of README, docs/results.md, docs/leaderboard.md and the grid's record from finished runs.
 
     python run_unlearn.py --model=LightGCN --dataset=ml-100k --unlearn=obliviate --compare=retrain --output_dir=FIRST
     python benchmarks/obliviate.py --methods= --cached --out=RUNS ...
     python run_unlearn.py --grid=properties/grid/machine.yaml --output_dir=GRID
     python benchmarks/docs_tables.py --readme=FIRST --runs=RUNS --grid=GRID --record=benchmarks/grid-DATE.md
+    python benchmarks/docs_tables.py --leaderboard=RUNS,SUBMITTED
 
 Each option alone writes its own tables. A table stands between `<!-- NAME: ... -->` and `<!-- end -->`; all else in a
 page stays as it is. The record of a grid is the file that `--report` writes, with its settings.
@@ -22,6 +23,7 @@ from obliviate import figures
 from tabulate import tabulate
 
 from recbole_unlearn.report import read_result, write_comparison
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED
 from recbole_unlearn.results.table import table
 
 # Columns of the tables of docs/results.md: a head, a figure, its format, and how the worst run is found.
@@ -99,6 +101,71 @@ def results_tables(out: Path) -> dict[str, str]:
     return tables
 
 
+# Columns of the leaderboard: a head, a figure of `standing`, and its format.
+RANKED = (
+    ("NDCG@20, of retraining's", "all", ".0%"), ("affected", "affected", ".0%"), ("unaffected", "unaffected", ".0%"),
+    ("demotion rate −", "gap", "+.3f"), ("attack AUC −", "attack", "+.3f"), ("RMIA", "rmia", ".3f"),
+    ("relearned −", "relearned", "+.3f"), ("times faster", "speedup", ".0f"),
+)  # fmt: skip
+REQUESTS = {True: "noise", False: "genuine"}
+SHOWN = ("ml-100k", "amazon-music")
+SAID = {ORIGINAL: "(do nothing)", RETRAINED: "retrain"}
+
+
+def standing(result: dict, phase: str) -> dict[str, float]:
+    """The figures of one phase, as shares of the retrained model's or differences from them."""
+    last, mine = result["phases"][RETRAINED], result["phases"][phase]
+    known = {group: mine[group]["ndcg@20"] / last[group]["ndcg@20"] for group in ("affected", "unaffected")}
+    found, goal = mine["forgetting"], last["forgetting"]
+    known |= {"all": mine["metrics"]["ndcg@20"] / last["metrics"]["ndcg@20"]}
+    for key, path in {"gap": ["demotion_rate"], "attack": ["attack", "auc"]}.items():
+        known[key] = inner(found, path) - inner(goal, path)
+    known["rmia"], known["relearned"] = inner(found, ["rmia", "auc"]), inner(found, ["relearning_gap", "mean"])
+    return known | {"speedup": last["seconds"] / mine["seconds"] if phase != ORIGINAL else np.nan}
+
+
+def inner(figures: dict, path: list[str]) -> float:
+    """The figure at ``path``; NaN where there is none."""
+    for key in path:
+        figures = figures.get(key) or {}
+    return figures if isinstance(figures, float) else np.nan
+
+
+def leaderboard(folders: list[Path]) -> str:
+    """A table of each dataset, request and model: the mean over seeds of every method in all runs."""
+    found: dict[tuple, dict[str, list[dict]]] = {}
+    for path in sorted(path for folder in folders for path in folder.glob("**/result.json")):
+        result = json.loads(path.read_text())
+        if RETRAINED not in result["phases"] or result["dataset"] not in SHOWN:
+            continue
+        noise = result["forget"]["source"].startswith("injected")
+        cell = found.setdefault((result["dataset"], REQUESTS[noise], result["model"]), {})
+        for name in (ORIGINAL, RETRAINED, *result["phases"]):
+            said = SAID.get(name, result["method"] if name == UNLEARNED else name)
+            one = standing(result, name) | {"seed": result["seed"]}
+            if name not in (ORIGINAL, RETRAINED):
+                one["verdict"] = (result["phases"][name].get("verdict") or {}).get("level", "")
+            cell.setdefault(said, [])
+            if one not in cell[said]:
+                cell[said].append(one)
+        if mark := result.get("placebo", {}).get("mark"):
+            one = {"gap": mark["demotion"], "attack": mark["attack"], "seed": result["seed"]}
+            cell.setdefault(f"{result['method']}, placebo", []).append(one)
+    lines = []
+    for (dataset, request, model), cell in sorted(found.items(), key=lambda one: (SHOWN.index(one[0][0]), one[0])):
+        rows = []
+        for name, ones in cell.items():
+            means = [np.mean([one.get(key, np.nan) for one in ones]) for _, key, _ in RANKED]
+            shown = ["–" if np.isnan(mean) else printed(float(mean), style)
+                     for mean, (*_, style) in zip(means, RANKED, strict=True)]  # fmt: skip
+            rows.append([name, *shown, ", ".join(one.get("verdict", "") for one in ones).strip(", ")])
+        seeds = len({one["seed"] for ones in cell.values() for one in ones})
+        heads = ["", *(head for head, *_ in RANKED), "verdicts"]
+        text = tabulate(rows, heads, tablefmt="github", disable_numparse=True)
+        lines.append(f"### {dataset}, {request}, {model} ({seeds} seeds)\n\n{re.sub('  +', ' ', text)}")
+    return re.sub("--+", "---", "\n\n".join(lines))
+
+
 def grid_record(grid: Path, record: Path) -> None:
     """The tables of a grid, as `--report` writes them."""
     results = sorted(path.parent for path in grid.glob("*/result.json"))
@@ -114,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--readme", type=Path, help="the directory of the run of README's first command")
     parser.add_argument("--runs", type=Path, help="the directory that benchmarks/obliviate.py wrote")
+    parser.add_argument("--leaderboard", help="directories of finished runs, separated by commas")
     parser.add_argument("--grid", type=Path, help="the directory of a grid")
     parser.add_argument("--record", type=Path, help="the page to write the grid's tables to")
     args = parser.parse_args()
@@ -124,6 +192,9 @@ def main() -> None:
         tables = results_tables(args.runs)
         written(Path("docs/results.md"), "genuine", tables["genuine"])
         written(Path("docs/results.md"), "noise", tables["injected"])
+    if args.leaderboard:
+        folders = [Path(folder) for folder in args.leaderboard.split(",")]
+        written(Path("docs/leaderboard.md"), "leaderboard", leaderboard(folders))
     if args.grid:
         grid_record(args.grid, args.record)
 

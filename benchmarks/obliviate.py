@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import yaml
 from deletion_requests import KINDS, draw
 from tabulate import tabulate
 from trainings import settings_of
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace, model: str, kind: str, seed: int, variant: str
     compare = ["retrain", *others]
     if args.fresh:
         values["retrain_seed"] = seed + 100 + list(KINDS).index(kind)
-    values |= VARIANTS[variant]
+    values |= VARIANTS[variant] | yaml.safe_load(args.settings)
     outcome = run_unlearn(
         model,
         args.dataset,
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(PRESETS), help="to compare with; empty for none")
     parser.add_argument("--cached", dest="fresh", action="store_false", help="retraining may come from the cache")
     parser.add_argument("--cache_dir", default="saved/cache")
+    parser.add_argument("--settings", default="{}", help="more settings of every run, as YAML: {relearn_epochs: 10}")
     parser.add_argument("--out", default="saved/benchmark")
     args = parser.parse_args()
     rows = []
