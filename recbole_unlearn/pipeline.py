@@ -185,7 +185,7 @@ class Pipeline:
     def _load(self, saved: Path | None = None) -> Source:
         """The data, whose size decides on the threads of the run."""
         source = load(self.config, saved)
-        use_threads(self.config, source.splits.train.user_num + source.splits.train.item_num)
+        use_threads(self.config, source.splits.train)
         return source
 
     # The original

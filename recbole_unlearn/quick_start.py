@@ -239,7 +239,7 @@ def unlearn_model(
     moments = None if optimizer is None else optimizer.state_dict()
     original = Trained(on_cpu(model.state_dict()), moments, copy.deepcopy(other_parameters(model)), -1)
     with own_environment(), tempfile.TemporaryDirectory() as work:
-        use_threads(ours, full.train.user_num + full.train.item_num)
+        use_threads(ours, full.train)
         ours = ours.replace(checkpoint_dir=work, output_dir=None)
         trainings = Trainings(nothing_kept, run.threads)
         trainer, task = begin(cls, options, ours, divided, original, trainings, "unlearned")

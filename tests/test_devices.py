@@ -136,7 +136,9 @@ def test_shards_are_trained_by_processes_without_a_gpu(no_gpu_elsewhere, forget,
 
 def test_a_sweep_has_trials_without_a_gpu(no_gpu_elsewhere, forget):
     lines = space("finetune_epochs: {choice: [1]}\n")
-    assert forget("BPR", tune_unlearn, tune=True, space=lines, trials=1, compare="retrain").result["best"]["trial"] == 0
+    assert (
+        forget("BPR", tune_unlearn, tune=True, space=lines, trials=1, compare="retrain").result["best"]["trial"] == 0
+    )
 
 
 @pytest.mark.parametrize(("device", "gpus", "at_once", "share"), [

@@ -1,6 +1,7 @@
 """Trainers: RecBole's training unchanged, the best epoch in memory, NaN guards, special trainers."""
 
 import logging
+from unittest import mock
 
 import pytest
 import torch
@@ -123,7 +124,8 @@ def test_a_batch_is_halved_until_memory_suffices(made, monkeypatch, caplog, mode
 @pytest.mark.parametrize(
     ("gain", "free", "most"), [(1.0, 8, 6), (1.0, 3, 3), (0.05, 4, 1), (-0.5, 4, 1), (1.0, 1, 1)]
 )
-def test_more_threads_are_taken_where_they_are_clearly_faster(make_config, monkeypatch, caplog, gain, free, most):
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+def test_more_threads_are_taken_where_they_are_faster(make_config, monkeypatch, caplog, model, gain, free, most):
     """On a clock by which a step with n threads takes 1 / (1 + gain · (n − 1)); below 0 they wait for each other."""
     now, number = 0.0, [6]  # as many as the process may have
 
@@ -137,9 +139,10 @@ def test_more_threads_are_taken_where_they_are_clearly_faster(make_config, monke
     monkeypatch.setattr(torch, "get_num_threads", lambda: number[-1])
     monkeypatch.setattr(torch, "set_num_threads", number.append)
     monkeypatch.setattr(threads.time, "perf_counter", clock)
-    threads.use_threads(make_config(), 100)
+    train = mock.MagicMock(user_num=60, item_num=40, __len__=lambda self: 500)
+    threads.use_threads(make_config(model), train)
     assert number[-1] == most
     assert f"--threads=auto: {most}, with " in caplog.text
-    threads.use_threads(make_config(threads=3), 100)
+    threads.use_threads(make_config(threads=3), train)
     assert number[-1] == 3
     refused(r"threads=0 .*from 1 to 1024, or auto", read, RunSettings, make_config(threads=0))
