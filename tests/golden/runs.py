@@ -220,6 +220,6 @@ if __name__ == "__main__":
         sys.argv = sys.argv[:1]
         # Draws start from the bits of old rows, which differ between processors: here from one seed.
         fixed = {"drawn_by": lambda rows: torch.Generator().manual_seed(7)}
-        with mock.patch.multiple("recbole_unlearn.methods.obliviate.new_start", **fixed):
-            with mock.patch.multiple("recbole_unlearn.state.live", **fixed):
-                run_all(target)
+        one, two = "recbole_unlearn.methods.obliviate.new_start", "recbole_unlearn.state.live"
+        with mock.patch.multiple(one, **fixed), mock.patch.multiple(two, **fixed):
+            run_all(target)
