@@ -52,8 +52,8 @@ NAVIGATION = {
         "docs/many-runs", "docs/troubleshooting", "examples/README",
     ],
     "Judge it": [
-        "docs/method", "docs/baselines", "docs/measuring", "docs/results", "docs/result-json", "docs/guarantees",
-        "docs/glossary",
+        "docs/method", "docs/baselines", "docs/measuring", "docs/judging", "docs/results", "docs/leaderboard",
+        "docs/result-json", "docs/guarantees", "docs/glossary",
     ],
     "Look it up": [
         "docs/api/python", "docs/api/settings", "docs/api/methods", "docs/api/measures", "docs/api/result",
