@@ -101,8 +101,8 @@ def processor() -> str:
 def close(one: object, other: object) -> bool:
     """Whether two figures differ by no more than the rounding of another processor, after two epochs, explains.
 
-    Digests of weights and the names in a ranking say nothing then. The edges of a histogram, which follow the outermost
-    scores, may move by half a bin, and its distribution function by one score in fifty.
+    Digests of weights and the names in a ranking say nothing then. The edges of a histogram follow its outermost
+    scores and may move by half a bin, and its distribution function by one score in fifty.
     """
     if isinstance(one, bool) or isinstance(other, bool) or one is None or other is None:
         return one == other
