@@ -17,6 +17,7 @@ import recbole
 import yaml
 from tabulate import tabulate
 
+import recbole_unlearn
 from recbole_unlearn import __version__
 from recbole_unlearn.errors import EXIT_CODE, UnlearnError
 from recbole_unlearn.log import exit_code, saying, stopping
@@ -27,6 +28,12 @@ from recbole_unlearn.text import counted, width, wrapped
 _NAMES = {"model", "dataset", "data_path", "config_files", "config_file_list"}
 _RECBOLE = Path(recbole.__file__).parent / "properties"
 _COLUMN = 34  # where help texts begin
+# By command, the function of the package, and the file in which its result is.
+_FUNCTIONS = {
+    "run": ("run_unlearn", "result.json"), "tune": ("tune_unlearn", "tune.json"),
+    "audit": ("audit_unlearn", "audit.json"), "evaluate": ("evaluate_models", "result.json"),
+    "stream": ("run_stream", "comparison.html"),
+}  # fmt: skip
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
@@ -78,6 +85,11 @@ def _main(arguments: list[str]) -> int:
         from recbole_unlearn.state import commands
 
         return commands.main(arguments[1:], parse, _model)
+    if arguments[:1] in (["audit"], ["evaluate"]):
+        if {"--help", "-h"} & set(arguments) or len(arguments) == 1:
+            print(settings_help(arguments[0]), flush=True)
+            return 0
+        return _run(parse(arguments[1:]), arguments[0])
     if "--version" in arguments:
         print(f"recbole-unlearn {__version__}")
         return 0
@@ -101,8 +113,8 @@ def _model(typed: str | None) -> Any:
     return settings.typed_class(typed) if isinstance(typed, str) and ":" in typed else typed
 
 
-def _run(values: dict[str, Any]) -> int:
-    """One run, or with `--tune` a sweep of them."""
+def _run(values: dict[str, Any], command: str = "") -> int:
+    """One run, an audit, the evaluation of given models, a stream, or with `--tune` a sweep."""
     from recbole_unlearn import settings
 
     files = [values.pop(key, None) for key in ("config_files", "config_file_list")]  # RecBole has both names
@@ -110,15 +122,9 @@ def _run(values: dict[str, Any]) -> int:
     if isinstance(files, str):
         files = settings.as_list(files) if "," in files else files.split()
     model, dataset = _model(values.pop("model", None)), values.pop("dataset", None)
-    run: Any
-    if values.get("tune"):
-        from recbole_unlearn.tuning import tune_unlearn
-
-        run, written = tune_unlearn, "tune.json"
-    else:
-        from recbole_unlearn.quick_start import run_unlearn
-
-        run, written = run_unlearn, "result.json"
+    is_stream = str(values.get("forget")).startswith("stream:")
+    function, written = _FUNCTIONS[command or ("tune" if values.get("tune") else "stream" if is_stream else "run")]
+    run = getattr(recbole_unlearn, function)
     result = run(model, dataset, config_files=files, config_dict=values)
     with saying(f"the result was written before, to {result.output_dir}."):
         print(f"\n{result}\n{result.output_dir / written}")
@@ -171,6 +177,13 @@ def _choice() -> str:
     others = [f"{one.name} is recommended {one.recommended}" for one in METHODS.all() if one.recommended]
     first = "The default, --unlearn=auto, is the quickest exact method for the model"
     return "; ".join([first, *others]) + ". --compare=retrain measures how near any method comes."
+
+
+def settings_help(command: str) -> str:
+    """What `audit` and `evaluate` do, and with which settings."""
+    from recbole_unlearn import settings
+
+    return str(settings.read_yaml(settings.properties_dir() / "help.yaml")[command]).rstrip()
 
 
 def help_text(model: str = "", dataset: str = "") -> str:

@@ -74,6 +74,16 @@ def without_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_messages() -> Iterator[None]:
+    """In the block, only warnings and errors are logged."""
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
 def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterator[LogFile]:
     """Log to ``directory``/run.log, and to the screen (the logger ``shown`` alone) unless logging is configured."""
     root = logging.getLogger()

@@ -21,6 +21,7 @@ from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import (
     INJECTED,
     Fields,
+    Protocol,
     Scorer,
     SequenceSplits,
     Source,
@@ -119,14 +120,14 @@ class Pipeline:
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
-        injected = is_injected(forget)
-        if not injected:  # noise is not a request: it needs no hashes
+        injected, protocol = is_injected(forget), Protocol.read(forget)
+        if not injected and protocol is None:  # what is made up is no request: it needs no hashes
             self.evidence.open()
-        options = self.forget_settings
+        informed = injected and self.forget_settings.inject_mode == "informed"
+        source = protocol.name if protocol else "injected noise" if injected else "a request"
         self.plan = self.trainings.watcher = Plan(
-            self.config, self.methods, "injected noise" if injected else "a request",
-            informed=injected and options.inject_mode == "informed", loaded=self.checkpoint is not None,
-        )  # fmt: skip
+            self.config, self.methods, source, informed=informed, loaded=self.checkpoint is not None
+        )
         self.prepare(forget)
         test, number = loaders(self.config, self.data.retain), self.evaluation.demotion_negatives
         self.measurement = measures.Measurement(self.config, self.data, test, number)
@@ -144,7 +145,7 @@ class Pipeline:
         self.data = self._data(forget)
         if self.data.done_earlier is not None and self.plan is not None:  # there is nothing to compare
             self.plan.methods = self.methods = self.methods[:1]
-        if not is_injected(forget):
+        if not self.data.is_made_up:
             self.trainings.protect(self.data)
         counts = self.data.summary()
         own = {key: counts.pop(key) for key in ("source", "interactions", "users", "items")}
@@ -159,6 +160,11 @@ class Pipeline:
     def _data(self, forget: Any) -> UnlearnData:
         r"""D, divided into S and D\S by a request, or by noise that is injected into the clean data."""
         options = self.forget_settings
+        if (protocol := Protocol.read(forget)) is not None:
+            protocol.load_column(self.config)
+            source = self._load(self.checkpoint.dataset_file if self.checkpoint else None)
+            data = protocol.divided(source.splits, self.config["seed"], source.clock, source.fitted)
+            return dataclasses.replace(data, done=source.done)
         if not is_injected(forget):
             request = read_request(forget, Fields.of(self.config))
             source = self._load(self.checkpoint.dataset_file if self.checkpoint else None)

@@ -91,7 +91,7 @@ class Plan:
                 own = method.training(phase.settings, config, phase.repeat)
                 yield training(method.name, "retain", epochs, own)
             elif changes:
-                yield f"unlearn with {method.name}"
+                yield f"{method.verb} {method.name}"
 
     @property
     def _limit(self) -> str:

@@ -29,6 +29,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Clock, Done, used_values
 
 INJECTED = "injected"  # the source of a request that the synthetic protocol made
+DRAWN = "drawn"  # of one that `protocols.py` drew
 _LESS = "Ask for less, or use a larger dataset."
 
 
@@ -121,7 +122,7 @@ class UnlearnData:
     retain: Splits
     forget: Dataset  # the deleted training interactions, S
     deleted: torch.Tensor  # (|D|,), which interactions of full.train they are
-    source: str  # "file", "python" or "injected ..."
+    source: str  # "file", "python", "injected ..." or "drawn ..."
     clock: Clock | None
     counts: dict[str, int]
     orphan_users: torch.Tensor
@@ -132,6 +133,12 @@ class UnlearnData:
     done_earlier: str | None = None  # the day on which this request was done, when it comes again
     # (m,), which interactions of full.train S is, where requests follow each other and the index changes in place.
     numbers: torch.Tensor | None = None
+    exposed: torch.Tensor | None = None  # items whose exposure is measured, see protocols.py
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether the request asks for no one, so that nothing of it has to be withheld."""
+        return self.source.startswith((INJECTED, DRAWN))
 
     @functools.cached_property
     def affected_users(self) -> torch.Tensor:

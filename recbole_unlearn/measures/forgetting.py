@@ -60,6 +60,21 @@ def resurfacing(view: View) -> dict[str, Figure]:
 
 
 @measure(
+    "exposure", title="Exposure@{k}", place=3,
+    meaning="share of users with a targeted item in their first K: of a deleted category, or promoted by spam",
+    good="the retrained model's",
+)  # fmt: skip
+def _exposure(view: View) -> dict[str, Figure]:
+    """Of the users of the request who keep an interaction; where none does, as after spam, of all others."""
+    questions = view.questions
+    if questions.exposed is None:
+        return {}
+    keep = questions.affected & torch.isin(questions.users, questions.history.ids["user"])
+    shown = torch.isin(view.seen.top[keep if keep.any() else ~questions.affected], questions.exposed)
+    return {f"exposure@{k}": mean(shown[:, :k].any(dim=1)) for k in TOPK if k <= shown.shape[1] and len(shown)}
+
+
+@measure(
     "demotion_gap", title="Demotion gap", parts=GAP, is_distance=True, place=5,
     meaning="demotion rate minus the retrained model's, on the same comparisons, and its standard error over users",
     good="0, within twice its error",

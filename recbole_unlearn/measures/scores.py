@@ -61,6 +61,7 @@ class Questions:
     members: torch.Tensor  # (m,), positions of deleted pairs that have a match
     held_out: Pairs  # (m pairs), the matches, in the order of ``members``
     history: TrainIndex  # of retained interactions before test, which evaluation masks
+    exposed: torch.Tensor | None = dataclasses.field(default=None, kw_only=True)  # items, see the measure `exposure`
 
     @classmethod
     def of(cls, data: UnlearnData, deleted: Pairs, seed: int) -> Self:
@@ -75,7 +76,8 @@ class Questions:
         pick = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))[:OTHERS]
         users = torch.cat([others[pick], affected]).sort().values
         members, held_out = match(deleted, data, np.random.default_rng(seed))
-        return cls(users, torch.isin(users, affected), deleted, members, held_out, TrainIndex(history))
+        asked = torch.isin(users, affected), deleted, members, held_out, TrainIndex(history)
+        return cls(users, *asked, exposed=data.exposed)
 
 
 def match(deleted: Pairs, data: UnlearnData, rng: np.random.Generator) -> tuple[torch.Tensor, Pairs]:

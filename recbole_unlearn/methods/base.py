@@ -74,6 +74,7 @@ class UnlearnTrainer(PhaseTrainer):
 
     name: ClassVar[str]
     help: ClassVar[str]
+    verb: ClassVar[str] = "unlearn with"  # in the plan of a run, before its name
     Settings: ClassVar[type]
     exact: ClassVar[bool] = False  # the result is a function of D\S alone
     reference: ClassVar[bool] = False  # the model that all others are measured against

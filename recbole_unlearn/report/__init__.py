@@ -5,6 +5,7 @@ or `comparison.py` (with the tables of the paper). `page.py` renders and writes 
 `entries.py` reads many results.
 """
 
+from recbole_unlearn.report.audit_page import write_audit
 from recbole_unlearn.report.comparison import write_comparison
 from recbole_unlearn.report.entries import (
     FAILED_FILE,

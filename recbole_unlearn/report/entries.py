@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from recbole_unlearn.data import INJECTED
+from recbole_unlearn.data import DRAWN, INJECTED
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.measures import SHORT
 from recbole_unlearn.report.page import MISSING, difference, spread
@@ -149,14 +149,15 @@ def _text(value: Any) -> str | None:
 
 def is_noise(result: RunResult) -> bool:
     """Whether the plugin made the request up itself: its figures must not be taken for a user's request."""
-    return (result.forget.source or "").startswith(INJECTED)
+    return (result.forget.source or "").startswith((INJECTED, DRAWN))
 
 
 def grouped(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> dict[Place, list[Runs]]:
     """By place, the runs of every phase; the original and the retrained model first."""
     found: dict[Place, dict[str, dict[tuple[str | None, str], Entry]]] = {}  # by place and name, each model once
     for result in results:
-        ratio = number(result.settings.get("inject_users")) if is_noise(result) else None
+        is_injected = (result.forget.source or "").startswith(INJECTED)
+        ratio = number(result.settings.get("inject_users")) if is_injected else None
         source = f"{result.forget.source} {result.request}" if result.request in plan.requests else None
         place = Place.of(result.dataset, result.model, source or result.forget.source, ratio)
         for entry in _entries(result):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recbole_unlearn import settings
+from recbole_unlearn.data import DRAWN
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report import figures, page
@@ -122,6 +123,8 @@ def command(result: RunResult, given: Mapping[str, Any]) -> str | None:
     options = ({"checkpoint": "FILE"} if is_loaded else options) | {"unlearn": result.method}
     if not is_noise(result):
         options["forget"] = "FILE"
+    elif (result.forget.source or "").startswith(DRAWN):
+        options["forget"] = str(result.forget.source).removeprefix(f"{DRAWN} ")
     if given.get("data_path") is not None:
         options["data_path"] = "FOLDER"
     for key, value in given.items():

@@ -7,7 +7,8 @@ of a result. So there are three cases (`benchmarks/infer_members.py` attacks wha
   they tell who is missing; the demotion rate is 0, 0.5 or 1, and the size of the request is rough.
 * **Enough users**: figures are rounded. A mean over k users has steps of 1/k or more, so that no user moves it by
   more than a step. With all decimals and a histogram, an integer program found all ten users of a request.
-* **Injected noise** is not a request of users. It is shown unrounded, and so is everything with ``min_group`` = 1.
+* **Injected noise and drawn requests** ask for no one. They are shown unrounded, and so is everything with
+  ``min_group`` = 1.
 
 Which users are behind a measure's figures is declared by the measure (``discloses``).
 """
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from recbole_unlearn.data import INJECTED, SequenceSplits, UnlearnData
+from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.measures import deleted_targets, measures, probed_users, restated
 from recbole_unlearn.results import schema
 from recbole_unlearn.results.schema import Figure, Metrics, PhaseResult, Placebo, RunResult, Verdict
@@ -117,17 +118,17 @@ class Discretion:
 
     min_group: int
     crowd: Crowd
-    injected: bool = False
+    made_up: bool = False
 
     @classmethod
     def of(cls, data: UnlearnData, min_group: int) -> Self:
         """For the request that ``data`` is divided by."""
-        return cls(min_group, Crowd.of(data, min_group), data.source.startswith(INJECTED))
+        return cls(min_group, Crowd.of(data, min_group), data.is_made_up)
 
     @property
     def shows_all(self) -> bool:
         """Whether figures are shown unrounded."""
-        return self.injected or self.min_group <= 1
+        return self.made_up or self.min_group <= 1
 
     @property
     def few(self) -> bool:

@@ -150,6 +150,13 @@ class GridSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class AuditSettings:
+    """Attacks on single examples by `recbole-unlearn audit`; docs/judging.md."""
+
+    shadows: int = setting("Shadow models of an audit, an even number.", low=4, per_run=False)
+
+
+@dataclasses.dataclass(frozen=True)
 class CacheSettings:
     """Trained models are kept, so that a second run does not train again."""
 
@@ -160,7 +167,7 @@ class CacheSettings:
 
 GROUPS: dict[str, type] = {
     "Run": RunSettings, "Forget set": ForgetSettings, "Record": RecordSettings, "Evaluation": EvaluationSettings,
-    "Tuning": TuneSettings, "Grid": GridSettings, "Cache": CacheSettings,
+    "Tuning": TuneSettings, "Grid": GridSettings, "Audit": AuditSettings, "Cache": CacheSettings,
 }
 
 # fmt: on

@@ -342,7 +342,7 @@ def test_steps():
 @given(results())
 def test_with_a_minimum_of_one_nothing_changes(result):
     assert Discretion(1, ONE).shown(result) is result
-    assert Discretion(10, ONE, injected=True).shown(result) is result
+    assert Discretion(10, ONE, made_up=True).shown(result) is result
 
 
 def test_a_measure_discloses_figures_of_a_known_group():
