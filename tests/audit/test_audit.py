@@ -51,7 +51,7 @@ def test_an_audit_has_a_floor_and_a_ceiling_and_finds_a_leak(ml_100k, leak, tmp_
     assert auc["retrained"] == pytest.approx(0.5, abs=0.02)
     assert auc["rebuild"] == pytest.approx(0.5, abs=0.02)
     worst = {name: phase["u_lira"]["worst"]["auc"] for name, phase in phases.items()}
-    assert worst["unlearned"] > 0.75
+    assert worst["unlearned"] > 0.7
     assert worst["retrained"] == pytest.approx(0.5, abs=0.06)
     assert 0.52 < auc["unlearned"] < auc["original"]
     apart = {name: phase["klom"]["deleted"]["mean"] for name, phase in phases.items()}

@@ -72,6 +72,8 @@ def test_a_sensitive_category_leaves_and_its_exposure_is_measured(drawn, setting
     assert "hashes" not in result.result
     page = (result.output_dir / "report.html").read_text()
     assert "--forget=sensitive:kind=k3" in page
+    assert "Exposure@10" in page
+    assert "Exposure@10" in str(result)
 
 
 def test_spam_adds_users_who_promote_unpopular_items(drawn, make_config):
