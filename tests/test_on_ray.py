@@ -146,7 +146,7 @@ def test_trials_that_fail_and_trials_that_die(two_workers, small, tmp_path, monk
     values = UnlearnConfig("BPR", "tiny").method_values("obliviate")
     monkeypatch.setattr(UnlearnConfig, "method_values", lambda self, name: values)
     file = tmp_path / "fragile.yaml"
-    file.write_text("lac_steps: {grid: [1, 2, 3]}\n")
+    file.write_text("lac_steps: {choice: [1, 2, 3]}\n")
     asked = small | {"unlearn": "fragile", "space": str(file), "searcher": "grid", "workers": 2}
     outcome = tune_unlearn("BPR", "tiny", config_dict=asked)
     died, failed, good = outcome.result["trials"]

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ DIGITS = 4  # significant digits of a number drawn from a range
 MISSES = 200  # consecutive draws without a new value, after which a space counts as exhausted
 LARGEST = 10_000  # combinations that a grid may have
 KINDS = {  # each with an example
-    "choice": "[8, 16, full]", "grid": "[8, 16]", "int": "[20, 80] or, with a step, [20, 80, 20]",
+    "choice": "[8, 16, full]", "int": "[20, 80] or, with a step, [20, 80, 20]",
     "uniform": "[0.0, 1.0]", "loguniform": "[0.001, 0.1]",
 }  # fmt: skip
 
@@ -51,7 +51,7 @@ class Space:
         if kind == "int":
             low, high, *step = values
             return range(low, high + 1, *step)
-        return values if kind in ("choice", "grid") else None
+        return values if kind == "choice" else None
 
     def draw(self, key: str, rng: np.random.Generator) -> Any:
         """A value of a setting: one of its values, or of a range a number with few digits, inside it."""
@@ -61,14 +61,14 @@ class Space:
         drawn = rng.uniform(low, high) if kind == "uniform" else math.exp(rng.uniform(math.log(low), math.log(high)))
         return min(max(float(f"{drawn:.{DIGITS}g}"), float(low)), float(high))
 
-    def grid(self, keys: Iterable[str] | None = None) -> list[Settings]:
-        """All combinations of ``keys``, by default of all settings; ranges have none."""
+    def grid(self) -> list[Settings]:
+        """All combinations; ranges have none."""
         columns: dict[str, Sequence[Any]] = {}
-        for key in self.lines if keys is None else keys:
+        for key in self.lines:
             if (values := self.values(key)) is None:
                 raise UnlearnError(
-                    f"Grid search cannot go through the range of {key}: list its values, {key}: {{grid: [...]}}, or "
-                    "use --searcher=random."
+                    f"Grid search cannot go through the range of {key}: list its values, {key}: {{choice: [...]}}, "
+                    "or use --searcher=random."
                 )
             columns[key] = values
         if (size := math.prod(map(len, columns.values()))) > LARGEST:
@@ -78,20 +78,14 @@ class Space:
         return [dict(zip(columns, row, strict=True)) for row in itertools.product(*columns.values())]
 
     def random(self, trials: int, seed: int) -> list[Settings]:
-        """Distinct draws for each combination of `grid` settings; the first are the same for any ``trials``."""
+        """Distinct draws; the first are the same for any ``trials``."""
         rng = np.random.default_rng(seed)
-        listed = [key for key, line in self.lines.items() if "grid" in line]
         found: dict[str, Settings] = {}
-        left = self.grid(listed)
-        for _ in range(trials):
-            for fixed in list(left):
-                for _ in range(MISSES):
-                    values = {key: fixed[key] if key in fixed else self.draw(key, rng) for key in self.lines}
-                    if identity(values) not in found:
-                        found[identity(values)] = values
-                        break
-                else:
-                    left.remove(fixed)
+        misses = 0
+        while len(found) < trials and misses < MISSES:
+            values = {key: self.draw(key, rng) for key in self.lines}
+            misses = misses + 1 if identity(values) in found else 0
+            found.setdefault(identity(values), values)
         return list(found.values())
 
 
@@ -148,7 +142,7 @@ def _checked(key: str, line: Any) -> list[Any]:
     for value in values:
         if not isinstance(value, int | float | str | None) or value in (math.inf, -math.inf) or value != value:
             raise UnlearnError(f"{key}: {value!r} is not a plain value or a finite number.")
-    if kind in ("choice", "grid"):
+    if kind == "choice":
         if len({identity({key: value}) for value in values}) < len(values):
             raise UnlearnError(f"{key}: a value is there twice: {values!r}.")
         return values

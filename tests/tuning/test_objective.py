@@ -184,7 +184,7 @@ def test_every_kind_of_values(make_config, tmp_path):
         make_config, tmp_path,
         "rank: {choice: [4, 9, full]}\nlac_steps: {int: [20, 90, 20]}\n"
         "lac_learning_rate: {loguniform: [1e-3, 0.1]}\nlua_limit: {uniform: [0, 2]}\n"
-        "lua_target: {grid: [none, neighbours]}\nlac_batch_size: {int: [1, 3]}\n",
+        "lua_target: {choice: [none, neighbours]}\nlac_batch_size: {int: [1, 3]}\n",
     )  # fmt: skip
     assert {key: found and list(found) for key in read.lines for found in [read.values(key)]} == {
         "rank": [4, 9, "full"], "lac_steps": [20, 40, 60, 80], "lac_learning_rate": None, "lua_limit": None,
@@ -238,7 +238,7 @@ PLAIN = st.integers(-50, 50) | st.booleans() | st.text(max_size=3) | st.none()
 LINES = st.one_of(
     st.builds(
         lambda kind, values: {kind: values},
-        st.sampled_from(["choice", "grid"]),
+        st.just("choice"),
         st.lists(PLAIN, min_size=1, max_size=4, unique_by=lambda v: (type(v), v)),
     ),
     st.builds(
@@ -271,11 +271,8 @@ def test_draws_are_inside_distinct_repeatable_and_the_start_of_longer_sweeps(dra
     for values in found:
         assert_inside(drawn, values)
     assert (len({identity(values) for values in found}), found) == (len(found), drawn.random(trials, seed))
-    listed = [key for key, line in drawn.lines.items() if "grid" in line]
-    assert 1 <= len(found) <= trials * len(drawn.grid(listed))
+    assert 1 <= len(found) <= trials
     assert drawn.random(trials + 5, seed)[: len(found)] == found
-    for key in listed:
-        assert {identity(values[key]) for values in found} == set(map(identity, drawn.values(key)))
 
 
 @given(SPACES)

@@ -87,14 +87,15 @@ def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
 
 def test_a_sweep_that_is_no_better_than_the_untouched_original_says_so_first(here, small, tmp_path):
     untouched = {"lua_target": "none", "lua_scale": 0.0}  # with no step, the method does nothing
-    outcome = sweep(small, space=space("lac_steps: {grid: [0]}"), searcher="grid", **untouched)
+    outcome = sweep(small, space=space("lac_steps: {choice: [0]}"), searcher="grid", **untouched)
     assert outcome.result["best"]["score"] == outcome.result["original"]["score"]
     assert str(outcome).startswith("No trial is better than the untouched original")
     assert "# No trial is better" in (tmp_path / "out" / "best.yaml").read_text()
 
 
 @pytest.mark.parametrize(
-    ("method", "text"), [("finetune", "finetune_epochs: {grid: [1, 3]}"), ("obliviate", "lac_steps: {grid: [4, 8]}")]
+    ("method", "text"),
+    [("finetune", "finetune_epochs: {choice: [1, 3]}"), ("obliviate", "lac_steps: {choice: [4, 8]}")],
 )
 def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, text):
     del settings["embedding_size"]
@@ -131,11 +132,11 @@ def test_the_same_seed_gives_the_same_sweep_also_when_it_was_cut_short(here, sma
 
 def test_failing_trials_are_named_and_the_others_count(here, small, tmp_path):
     small |= {"searcher": "grid", "lac_batch_size": 64}
-    outcome = sweep(small, space=space("lac_learning_rate: {grid: [0.01, 1.0e+30]}\n"))
+    outcome = sweep(small, space=space("lac_learning_rate: {choice: [0.01, 1.0e+30]}\n"))
     assert [record["state"] for record in outcome.result["trials"]] == ["finished", "failed"]
     assert "Trial 1 failed: " in str(outcome)
     assert outcome.result["best"]["trial"] == 0
-    small |= {"space": space("lac_learning_rate: {grid: [1.0e+30, 1.0e+31]}\n"), "output_dir": "bad"}
+    small |= {"space": space("lac_learning_rate: {choice: [1.0e+30, 1.0e+31]}\n"), "output_dir": "bad"}
     refused("All 2 trials failed; the first one: ", sweep, small)
 
 
