@@ -79,37 +79,30 @@ def find_region(
     return members
 
 
-def with_neighbours(region: Region, retained: RetainedIndex, hops: int, decay: float, cap: int) -> Region:
-    """The region and those its members share retained interactions with, up to ``hops`` away.
+def with_neighbours(region: Region, retained: RetainedIndex, decay: float, cap: int) -> Region:
+    """The region and the items of its users' retained interactions, and the users of its items'.
 
-    One hop from a user leads to the items of its retained interactions, and back. A neighbour's share is that of the
-    member times ``decay`` for each hop, weighted by how many of the neighbour's interactions lead to the region:
+    A neighbour's share is that of the member times ``decay``, weighted by how many of the neighbour's interactions
+    lead to the region:
 
         ρ(b) = decay · Σ over interactions (a, b) of ρ(a) / |D_b|
 
     Those with the ``cap`` largest shares of a side join.
     """
-    grown = Region(region)
-    frontier = dict(region)
-    index = retained.index
-    for _ in range(hops):
-        reached: dict[Side, Members] = {}
-        for side, members in frontier.items():
-            other = OTHER[side]
-            numbers = retained.only(index.of(side, members.ids))
-            weight = members.share[members.place(index.ids[side][numbers])]
-            ids, position = torch.unique(index.ids[other][numbers], return_inverse=True)
-            share = torch.zeros(len(ids)).index_add_(0, position, weight.float())
-            share = decay * share / index.counts(other, ids).clamp(min=1)
-            new = ~grown[other].contains(ids)
-            ids, share = ids[new], share[new]
-            best = share.topk(min(cap, len(share))).indices.sort().values
-            reached[other] = Members(ids[best], share[best])
-        for side, members in reached.items():
-            ids, order = torch.cat([grown[side].ids, members.ids]).sort()
-            grown[side] = Members(ids, torch.cat([grown[side].share, members.share])[order])
-        frontier = reached
-    return grown
+    grown, index = Region(), retained.index
+    for side, members in region.items():
+        own = region[other := OTHER[side]]
+        numbers = retained.only(index.of(side, members.ids))
+        weight = members.share[members.place(index.ids[side][numbers])]
+        ids, position = torch.unique(index.ids[other][numbers], return_inverse=True)
+        share = torch.zeros(len(ids)).index_add_(0, position, weight.float())
+        share = decay * share / index.counts(other, ids).clamp(min=1)
+        new = ~own.contains(ids)
+        ids, share = ids[new], share[new]
+        best = share.topk(min(cap, len(share))).indices
+        ids, order = torch.cat([own.ids, ids[best]]).sort()
+        grown[other] = Members(ids, torch.cat([own.share, share[best]])[order])
+    return Region({side: grown[side] for side in region})
 
 
 def rarest(train: Dataset) -> torch.Tensor:

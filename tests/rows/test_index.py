@@ -116,14 +116,14 @@ def test_neighbours_join_by_their_share_and_no_more_than_the_cap():
     index = TrainIndex(Rows([(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (4, 3), (5, 4)]))
     retained, region = rest_of(index, torch.tensor([True] + [False] * 7))
 
-    def near(side, hops=1, cap=10):
-        found = region_module.with_neighbours(region, retained, hops, 0.5, cap)[side]
+    def near(side, cap=10):
+        found = region_module.with_neighbours(region, retained, 0.5, cap)[side]
         return dict(zip(found.ids.tolist(), found.share.tolist(), strict=True))
 
     third = 1 / 3  # of user 1's rows
     assert near("item") == pytest.approx({1: 1.0, 2: 0.5 * third / 2, 3: 0.5 * third / 4})
     assert list(near("item", cap=1)) == [1, 2]
-    assert list(near("user", hops=2)) == [1, 2, 3, 4]  # user 5 shares no item
+    assert list(near("user")) == [1]  # no retained interaction has item 1
     assert (region["user"].ids.tolist(), region["item"].ids.tolist()) == ([1], [1])  # as it was
 
 

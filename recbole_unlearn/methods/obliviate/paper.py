@@ -27,7 +27,7 @@ from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients
 from recbole_unlearn.rows import SIDES, Region, Triples, Witness, pair_scores, reverse_ranking_loss, with_neighbours
 from recbole_unlearn.settings import setting
 
-HOPS, DECAY, MOST = 1, 0.5, 1000  # neighbours: hops, share from hop to hop, and how many join a side
+DECAY, MOST = 0.5, 1000  # of neighbours: the share that they have, and how many join a side
 BUFFER = 0.1  # R, as a share of all retained interactions
 CANDIDATES = 5  # negatives of which the hardest is taken
 
@@ -91,7 +91,7 @@ class PaperRequest(obliviate.Request):
 
     def calibrated(self, touched: Region) -> Region:
         """The rows of S and their neighbours."""
-        return with_neighbours(touched, self.retained, HOPS, DECAY, MOST)
+        return with_neighbours(touched, self.retained, DECAY, MOST)
 
     def plan(self) -> tuple[obliviate.Objective, torch.Tensor, obliviate.Schedule]:
         """The paper's objective, on a uniform sample R of all retained interactions."""
