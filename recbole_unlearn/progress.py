@@ -60,12 +60,8 @@ class Plan:
         interaction is deleted.
         """
         if not self.is_said:
-            model, dataset, steps = (
-                self.config["model"],
-                self.config["dataset"],
-                self._steps(parts, trainings, changes),
-            )
-            logger.info("Plan for %s on %s, with %s: %s.", model, dataset, self.source, ", ".join(steps))
+            about = self.config["model"], self.config["dataset"], self.source
+            logger.info("Plan for %s on %s, with %s: %s.", *about, ", ".join(self._steps(parts, trainings, changes)))
         self.is_said = True
 
     def _steps(self, parts: Mapping[str, Splits], trainings: Trainings, changes: bool) -> Iterator[str]:
@@ -99,18 +95,17 @@ class Plan:
         last = self.config["eval_step"] * (self.config["stopping_step"] + 1)
         return "at most " if 0 < last < self.config["epochs"] else ""
 
-    def training(self, label: str, epochs: int) -> None:
-        """A training begins."""
-        self._label, self._epochs, self._start, self._next = label, epochs, self.now(), _RELIABLE
-
-    def epoch(self, done: int) -> None:
-        """``done`` epochs of the training are finished; log the time left, each time after twice as long."""
+    def __call__(self, label: str, epochs: int, done: int) -> None:
+        """Follow a training with ``done`` epochs finished; log the time left, each time after twice as long."""
+        if done == 0:
+            self._start, self._next = self.now(), _RELIABLE
+            return
         spent = self.now() - self._start
-        left = spent / done * (self._epochs - done)
+        left = spent / done * (epochs - done)
         if spent >= self._next and left >= _RELIABLE:
             self._next = 2 * spent
             with tqdm.external_write_mode():  # keeps a progress bar on the screen intact
-                logger.info("Training %s: %sabout %s left.", self._label, self._limit, duration(left))
+                logger.info("Training %s: %sabout %s left.", label, self._limit, duration(left))
 
 
 def log_request(config: UnlearnConfig, data: UnlearnData, forget: Forgotten, withheld: Withheld | None) -> None:

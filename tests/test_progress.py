@@ -50,13 +50,13 @@ def test_the_plan_and_its_estimates(lines):
     now = plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True)
     now.announce(sizes(1200, 1000), cache(1200))
     now.announce(sizes(1200, 1000), cache(1200))  # the same phases; it is said once
-    now.training("clean", 100)
+    now("clean", 100, 0)
     for seconds, done in ((1, 1), (10, 2), (15, 3)):  # too early to say; 5 s an epoch; said a moment ago
         time[0] = seconds
-        now.epoch(done)
-    now.training("retrained", 100)
+        now("clean", 100, done)
+    now("retrained", 100, 0)
     time[0] = 35.0
-    now.epoch(5)
+    now("retrained", 100, 5)
     assert lines() == [
         "Plan for LightGCN on ml-1m, with injected noise: train clean (at most 100 epochs), train original (cached), "
         "unlearn with obliviate, retrain (at most 100 epochs).",

@@ -14,9 +14,9 @@ import itertools
 import logging
 import time
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from recbole.data.interaction import Interaction
@@ -39,6 +39,7 @@ from recbole_unlearn.training.spectral import SPECTRAL, VALIDATED, SpectralStart
 logger = logging.getLogger(__name__)
 KEPT_SCORES = 2**26  # users × items that are kept at most, see PhaseTrainer.scored_once
 Weights: TypeAlias = dict[str, torch.Tensor]
+Watcher: TypeAlias = Callable[[str, int, int], None]  # takes a training's label, its epochs, and how many are done
 
 
 def build_model(config: UnlearnConfig, splits: Splits, held: Mapping[str, Any] | None = None) -> AbstractRecommender:
@@ -66,16 +67,6 @@ def _not_built(what: str, error: Exception) -> UnlearnError:
 def _missing_package(config: UnlearnConfig, error: ImportError) -> UnlearnError:
     """Some of RecBole's models import packages that RecBole does not install, when built or during training."""
     return UnlearnError(f"{config['model']} needs a package that is not installed: {error.name or error}.")
-
-
-class Watcher(Protocol):
-    """Follows the epochs of a training."""
-
-    def training(self, label: str, epochs: int) -> None:
-        """A training begins."""
-
-    def epoch(self, done: int) -> None:
-        """``done`` of its epochs are finished."""
 
 
 if TYPE_CHECKING:  # mixed into the trainer that RecBole picks, see compose()
@@ -130,7 +121,7 @@ class PhaseTrainer(_Trainer):
         refuse_unmeasured(self.config)
         self._watcher = watcher
         if watcher is not None:
-            watcher.training(self.label, self.epochs)
+            watcher(self.label, self.epochs, 0)
         start = time.perf_counter()
         shown = bool(self.config["show_progress"])
         with progress_bar(f"Train {self.label}", self.epochs, shown, "epoch") as self._bar:
@@ -159,7 +150,7 @@ class PhaseTrainer(_Trainer):
         if self._bar is not None:
             self._bar.update(epoch_idx + 1 - self._bar.n)
         if self._watcher is not None:
-            self._watcher.epoch(epoch_idx + 1)
+            self._watcher(self.label, self.epochs, epoch_idx + 1)
         return result
 
     def _valid_epoch(self, *args: Any, **kwargs: Any) -> Any:
