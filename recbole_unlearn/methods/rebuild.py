@@ -48,7 +48,7 @@ class Rebuild(Retrain):
     @classmethod
     def training(cls, settings: Any, config: UnlearnConfig, repeat: int) -> UnlearnConfig:
         """The config with a spectral start, and a new seed."""
-        return config.replace(seed=config["seed"] + 1 + repeat, start=SPECTRAL)
+        return super().training(settings, config, repeat).replace(start=SPECTRAL)
 
     @classmethod
     def epochs(cls, settings: Any, config: UnlearnConfig) -> int:

@@ -4,25 +4,15 @@ Slow, and right by definition. Every other method is measured against it, so it 
 original's initial weights and sampling would make it look nearer to the original than an independent retraining is.
 """
 
-import dataclasses
 from typing import Any
 
 import torch
 
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
-from recbole_unlearn.settings import UnlearnConfig, setting
+from recbole_unlearn.settings import UnlearnConfig
 
 
-@dataclasses.dataclass(frozen=True)
-class RetrainSettings:
-    """Settings of retraining."""
-
-    retrain_seed: int | None = setting("Seed of the new model; one more than the run's when empty.")
-
-
-@method(
-    "retrain", "Train from scratch on the retain set: exact and slow.", RetrainSettings, models="all", result="exact"
-)
+@method("retrain", "Train from scratch on the retain set: exact and slow.", models="all", result="exact")
 class Retrain(UnlearnTrainer):
     r"""θ₋S = argmin of the training objective over D\S, from a new initialisation."""
 
@@ -37,8 +27,7 @@ class Retrain(UnlearnTrainer):
     @classmethod
     def training(cls, settings: Any, config: UnlearnConfig, repeat: int) -> UnlearnConfig:
         """The config with a new seed; a second retraining in the same run gets the next one."""
-        seed = config["seed"] + 1 if settings.retrain_seed is None else settings.retrain_seed
-        return config.replace(seed=seed + repeat)
+        return config.replace(seed=config["seed"] + 1 + repeat)
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """Train on the retain set."""
