@@ -1,27 +1,38 @@
 """Runs next to each other: the page that compares methods, averaged over seeds, and the tables of the paper.
 
+Results are grouped by data, model and request. The original and the retrained model come again in every run, so
+phases with the same figures, name and seed are one entry. A grid also has a plan, which says what should be there, so
+that missing cells can be named.
+
 A row of a table is a method, averaged over its runs (mean ± standard deviation), with their number,
 the worst of them, and the paper's own figures (`properties/paper.yaml`) where it has some for that dataset, model and
 ratio. A method starts from its own original where it has one. The templates have the headings.
 """
 
 import functools
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.data import DRAWN, INJECTED
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import make_directory, write_bytes
 from recbole_unlearn.measures import SHORT
-from recbole_unlearn.report import entries, page
-from recbole_unlearn.report.entries import AFTER, BEFORE, GOAL, FigureOf, Runs, affected_ndcg, ratio_of_sums
-from recbole_unlearn.report.page import MISSING, decimal, signed, spread
-from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, RunResult
+from recbole_unlearn.report import page
+from recbole_unlearn.report.page import MISSING, decimal, difference, signed, spread
+from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.results.schema import SCHEMA, mapping, number
 from recbole_unlearn.results.table import asked_metrics
-from recbole_unlearn.settings import properties_dir, read_yaml
+from recbole_unlearn.settings import properties_dir, read_json, read_yaml
 
+PLAN_FILE, FAILED_FILE = "grid.json", "failed.json"
+REFERENCES = (ORIGINAL, RETRAINED, SECOND)
+BEFORE, AFTER, GOAL = "before", "phase", "retrained"  # attributes of an entry
+
+FigureOf = Callable[[PhaseResult], float | None]  # takes a figure from a phase
 TABLES = ("tables.md", "tables.tex")  # templates, and names of the files
 _IN_PAPER = [f"{metric}@{cut}" for metric in ("recall", "ndcg") for cut in (10, 20, 50)]  # in its lists' order
 _rate: FigureOf = attrgetter("demotion_rate")
@@ -29,7 +40,192 @@ _seconds: FigureOf = attrgetter("seconds")
 _auc: FigureOf = methodcaller("figure", "attack", "auc")
 _overlap: FigureOf = methodcaller("figure", "overlap@20", "affected")
 # A kind of table is a function that makes the row of a method, by column.
-Row = Callable[[Runs], dict[str, str]]
+Row = Callable[["Runs"], dict[str, str]]
+
+
+class Place(NamedTuple):
+    """Data, model and request of runs that can be averaged; ``ratio`` is the share of users with injected noise."""
+
+    dataset: str
+    model: str
+    request: str
+    ratio: float | None
+
+
+class Entry(NamedTuple):
+    """One phase of one run, with the original and the retrained model of the same run."""
+
+    name: str
+    seed: str | None
+    phase: PhaseResult
+    original: PhaseResult  # without figures where the run has none, like the next one
+    retrained: PhaseResult
+    is_moved: bool = True  # whether retraining moves NDCG@20 of affected users by more than noise
+    level: str | None = None  # of its verdict, where it has one
+
+    @property
+    def before(self) -> PhaseResult:
+        """The original of the phase: the run's, or one of its own."""
+        return self.phase.before or self.original
+
+
+class Runs(NamedTuple):
+    """All runs of one method at one place; a phase is named as :class:`Entry` does."""
+
+    place: Place
+    name: str
+    entries: list[Entry]
+
+    def known(self, phase: str, of: FigureOf) -> list[float]:
+        """A figure, of the runs that have it."""
+        return [value for entry in self.entries if (value := of(getattr(entry, phase))) is not None]
+
+    def spread(self, phase: str, of: FigureOf, digits: int = 4) -> str:
+        """Mean ± standard deviation of a figure."""
+        return spread(self.known(phase, of), digits)
+
+    def pairs(self, one: str, other: str, of: FigureOf) -> list[tuple[float, float]]:
+        """A figure of two phases, in the runs that have both; none of retraining and itself."""
+        if self.name == RETRAINED and GOAL in (one, other):
+            return []
+        both = ((of(getattr(entry, one)), of(getattr(entry, other))) for entry in self.entries)
+        return [(a, b) for a, b in both if a is not None and b is not None]
+
+
+class GridPlan(NamedTuple):
+    """The cells that grids should have and have not, each with the reason, and the names of their requests."""
+
+    missing: Mapping[str, str]
+    requests: Set[str]
+
+
+NO_PLAN = GridPlan({}, frozenset())
+
+
+def results_in(directory: Path) -> list[Path]:
+    """``directory`` when it has a result, else the directories in it that have one (or itself, to be refused)."""
+    # Names with a dot are of directories that a killed process has not finished.
+    below = sorted(path.parent for path in directory.glob("[!.]*/result.json"))
+    return [directory] if (directory / "result.json").exists() or not below else below
+
+
+def affected_ndcg(phase: PhaseResult) -> float | None:
+    """NDCG@20 of affected users."""
+    return phase.affected.get("ndcg@20")
+
+
+def read_result(path: Path) -> RunResult:
+    """The result in a `result.json`; refuses a file that is none."""
+    try:
+        tree = read_json(path)
+    except UnlearnError as error:
+        raise UnlearnError(f"Cannot compare {shown(path.parent)}: {error}") from error
+    except ValueError:
+        why = "it is not JSON"
+    else:
+        result = RunResult.from_json(tree)
+        if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
+            why = f"it is not a result of schema {SCHEMA}"
+        elif not result.phases:
+            why = "it has no phases"
+        else:
+            return result
+    raise UnlearnError(
+        f"Cannot compare {shown(path)}: {why}. Name output directories of finished runs, or run that one again."
+    )
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A mapping that the plugin wrote; empty when there is none, or none that can be read."""
+    try:
+        return mapping(read_json(path))
+    except (ValueError, UnlearnError):
+        return {}
+
+
+def read_plan(directories: Iterable[Path]) -> GridPlan:
+    """The plans of those directories that hold a grid, as one."""
+    requests: set[str] = set()
+    missing: dict[str, str] = {}
+    for directory in map(Path, directories):
+        failed = read_mapping(directory / FAILED_FILE)
+        cells = mapping(read_mapping(directory / PLAN_FILE).get("cells"))
+        requests |= {str(request) for request in cells.values() if request is not None}
+        left = (name for name in cells if not (directory / name / "result.json").exists())
+        missing |= {name: _text(failed.get(name)) or "not done yet" for name in left}
+    return GridPlan(missing, requests)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def is_noise(result: RunResult) -> bool:
+    """Whether the plugin made the request up itself: its figures must not be taken for a user's request."""
+    return (result.forget.source or "").startswith((INJECTED, DRAWN))
+
+
+def grouped(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> dict[Place, list[Runs]]:
+    """By place, the runs of every phase; the original and the retrained model first."""
+    found: dict[Place, dict[str, dict[tuple[str | None, str], Entry]]] = {}  # by place and name, each model once
+    for result in results:
+        is_injected = (result.forget.source or "").startswith(INJECTED)
+        ratio = number(result.settings.get("inject_users")) if is_injected else None
+        request = (result.forget.source or MISSING) + ("" if ratio is None else f", {100 * ratio:.6g}% of users")
+        if result.request in plan.requests:
+            request = f"{result.forget.source} {result.request}"
+        place = Place(result.dataset or MISSING, result.model or MISSING, request, ratio)
+        for entry in _entries(result):
+            own = found.setdefault(place, {}).setdefault(entry.name, {})
+            own.setdefault((entry.seed, _figures(entry.phase)), entry)
+    return {
+        place: [
+            Runs(place, name, list(there[name].values()))
+            for name in dict.fromkeys([*REFERENCES, *there])
+            if name in there
+        ]
+        for place, there in found.items()
+    }
+
+
+def _entries(result: RunResult) -> Iterable[Entry]:
+    original, retrained = (result.phases.get(name, PhaseResult()) for name in (ORIGINAL, RETRAINED))
+    levels = levels_of(result)
+    is_moved = result.left_out is None or "ndcg@20" not in result.left_out.metrics
+    for name, phase in result.phases.items():
+        # An exact method is retraining: its own row would say the same twice.
+        if name == UNLEARNED and RETRAINED in result.phases and _figures(phase) == _figures(retrained):
+            continue
+        title = result.method or name if name == UNLEARNED else name
+        yield Entry(title, _text(result.seed), phase, original, retrained, is_moved, levels.get(name))
+
+
+def levels_of(result: RunResult) -> dict[str, str]:
+    """The level of every phase that has a verdict; the run's own is that of the unlearned model."""
+    found = {name: phase.verdict for name, phase in result.phases.items()} | {UNLEARNED: result.verdict}
+    return {name: one.level for name, one in found.items() if one is not None and one.level in SHORT}
+
+
+def _figures(phase: PhaseResult) -> str:
+    return json.dumps([phase.metrics, phase.affected, phase.forgetting], sort_keys=True)
+
+
+def recovered(entries: Sequence[Entry]) -> float | None:
+    """Σ(phase − before) / Σ(retrained − before) of affected NDCG@20; None if half of the runs moved by noise."""
+    if 2 * sum(entry.is_moved for entry in entries) <= len(entries):
+        return None
+    starts = [affected_ndcg(entry.before) for entry in entries]
+    return ratio_of_sums(
+        (difference(affected_ndcg(entry.phase), start), difference(affected_ndcg(entry.retrained), start))
+        for entry, start in zip(entries, starts, strict=True)
+    )
+
+
+def ratio_of_sums(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
+    """Σ first / Σ second over pairs that have both; not ruled, as a mean of ratios is, by the smallest of them."""
+    known = [(first, second) for first, second in pairs if first is not None and second is not None]
+    below = sum(second for _, second in known)
+    return sum(first for first, _ in known) / below if below else None
 
 
 def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[Path] = ()) -> Path:
@@ -39,8 +235,8 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
     """
     if not directories:
         raise UnlearnError("Nothing to compare. Name the output directories of one or more runs.")
-    results = [entries.read_result(Path(directory) / "result.json") for directory in directories]
-    contents = rendered(results, entries.read_plan(grids))
+    results = [read_result(Path(directory) / "result.json") for directory in directories]
+    contents = rendered(results, read_plan(grids))
     # Made after all refusals, so that no empty directory stays.
     target = make_directory(Path(target).parent) / Path(target).name
     for path, content in zip((target, *map(target.with_name, TABLES)), contents, strict=True):
@@ -48,7 +244,7 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
     return target
 
 
-def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_PLAN) -> list[bytes]:
+def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[bytes]:
     """The page about ``results``, and their tables as Markdown and as LaTeX."""
     tables = tables_of(results, plan)
     dates = sorted(str(result.date) for result in results if page.day(result.date))
@@ -56,19 +252,13 @@ def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_P
     values = {
         "title": "Unlearning methods compared",
         "subject": " · ".join(filter(None, [page.counted(len(results), "run"), ends])),
-        "has_noise": any(map(entries.is_noise, results)),
+        "has_noise": any(map(is_noise, results)),
         "tables": tables,
         "by_title": {one.title: [table for table in tables if table.title == one.title] for one in tables},
         "note": _note(tables),
         "missing": plan.missing,
     }
     return [page.render(template, **values) for template in ("comparison.html", *TABLES)]
-
-
-def _verdicts(runs: Runs) -> str:
-    """The levels of the runs' verdicts: near, or how many have which where they differ."""
-    levels = Counter(SHORT[entry.level] for entry in runs.entries if entry.level in SHORT).most_common()
-    return ", ".join(f"{said} {amount}×" if len(levels) > 1 else said for said, amount in levels) or MISSING
 
 
 class Table(NamedTuple):
@@ -93,9 +283,9 @@ def words() -> dict[str, Any]:
     return read_yaml(properties_dir() / "tables.yaml")
 
 
-def tables_of(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_PLAN) -> list[Table]:
+def tables_of(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table]:
     """All tables that ``results`` have figures for."""
-    everything = entries.grouped(results, plan)
+    everything = grouped(results, plan)
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
     asked = dict.fromkeys(key for result in results for key in asked_metrics(result))
     utility = {page.metric_title(key): _utility(key) for key in asked}
@@ -174,12 +364,12 @@ def _utility(key: str) -> Row:
 
 
 def _affected(runs: Runs) -> dict[str, str]:
-    shares = [share for entry in runs.entries if (share := entries.recovered([entry])) is not None]
+    shares = [share for entry in runs.entries if (share := recovered([entry])) is not None]
     is_goal = runs.name == RETRAINED
     return {
         "Before": runs.spread(BEFORE, affected_ndcg),
         "After": runs.spread(AFTER, affected_ndcg),
-        "Recovered": page.percent(None if is_goal else entries.recovered(runs.entries)),
+        "Recovered": page.percent(None if is_goal else recovered(runs.entries)),
         "Recovered, worst": page.percent(None if is_goal else min(shares, default=None)),
     }
 
@@ -200,7 +390,9 @@ def _demotion(runs: Runs) -> dict[str, str]:
 
 
 def _attack(runs: Runs) -> dict[str, str]:
-    return {**_gaps(runs, _auc), "Verdict": _verdicts(runs)}
+    levels = Counter(SHORT[entry.level] for entry in runs.entries if entry.level in SHORT).most_common()
+    said = ", ".join(f"{said} {amount}×" if len(levels) > 1 else said for said, amount in levels)  # where they differ
+    return {**_gaps(runs, _auc), "Verdict": said or MISSING}
 
 
 def _overview(runs: Runs) -> dict[str, str]:

@@ -16,7 +16,7 @@ from recbole_unlearn.data import DRAWN
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report import figures, page
-from recbole_unlearn.report.entries import is_noise, levels_of
+from recbole_unlearn.report.comparison import is_noise, levels_of
 from recbole_unlearn.report.page import chip, lines
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order
 from recbole_unlearn.results.schema import flat, number

@@ -25,7 +25,7 @@ from recbole_unlearn import UnlearnConfig, UnlearnError, run_unlearn
 from recbole_unlearn.data.requests import Fields, read_request
 from recbole_unlearn.files import load_key, load_pickle, read_checkpoint, read_dataset, retained_data
 from recbole_unlearn.methods.sharded import base
-from recbole_unlearn.report.entries import read_mapping, read_result
+from recbole_unlearn.report import read_mapping, read_result
 from recbole_unlearn.settings import read_yaml
 from recbole_unlearn.state import load_suppression
 
