@@ -81,7 +81,7 @@ class IFRU(UnlearnTrainer):
         if not any(len(members) for members in region.values()):
             return Outcome()  # all are orphans, and get their initial rows
         selection = Selection(self.model, tables, region, task.index)
-        if len(selection) == 0:
+        if not selection.parts:
             raise UnlearnError(
                 f"{task.config['model']} has no weights that belong to users or items, which ifru works on. "
                 "Use --unlearn=retrain."
@@ -92,10 +92,10 @@ class IFRU(UnlearnTrainer):
         product = hessian_product(training_loss(self.model, batch), selection, number)
         damping, shown = task.settings.ifru_damping, bool(task.config["show_progress"])
         with progress_bar(f"IFRU {self.label}", STEPS, shown) as bar:
-            solution = damped(product, b + spilt, selection.weights(), damping, STEPS, TOLERANCE, bar.update)
+            solution = damped(product, b + spilt, selection.weights, damping, STEPS, TOLERANCE, bar.update)
         if not torch.isfinite(solution.x).all():
             raise UnlearnError("ifru failed: its step is not finite. Raise ifru_damping.")
-        selection.write(selection.read() + solution.x)
+        selection.put(selection.gather(selection.named) + solution.x, selection.named)
         return solution.outcome(
             rows={side: len(members) for side, members in region.items()},
             norm=round(float(solution.x.norm()), 6),
@@ -130,69 +130,43 @@ def losing(region: Region, more_than: float = -1.0, less_than: float = 2.0) -> R
     return Region({side: m.part((m.share > more_than) & (m.share < less_than)) for side, m in region.items()})
 
 
-class Part(NamedTuple):
-    """Rows of one table."""
-
-    name: str
-    axis: int
-    rows: torch.Tensor  # (n,), in the parameter
-    weight: torch.Tensor  # (n,), the number of training interactions that touch each
-    width: int
-
-
 class Selection:
     """The rows of some users and items in a model's tables, as a vector (P,); no other row is ever written."""
 
     def __init__(self, model: AbstractRecommender, tables: list[Table], region: Region, index: TrainIndex) -> None:
         self.named = dict(model.named_parameters())
-        self.parts: list[Part] = []
+        self.parts: list[tuple[Table, torch.Tensor]] = []  # with the rows (n,) in the table's parameter
+        weights = []
         for table in tables:
-            chosen = region[table.side].ids
-            if len(chosen) == 0:
-                continue
-            parameter = self.named[table.parameter]
-            width = as_rows(parameter, table.axis).shape[1]
-            # Training interactions of each: its own, and for an item also the ones that draw it as a negative.
-            weight = index.counts(table.side, chosen).clamp(min=1).float()
-            weight = weight + len(index) / index.sizes["item"] if table.side == "item" else weight
-            weight = weight.to(parameter.device, parameter.dtype)
-            rows = (chosen + table.offset).to(parameter.device)
-            self.parts.append(Part(table.parameter, table.axis, rows, weight, width))
-        self.names = list(dict.fromkeys(part.name for part in self.parts))
+            if len(chosen := region[table.side].ids):
+                parameter = self.named[table.parameter]
+                self.parts.append((table, (chosen + table.offset).to(parameter.device)))
+                # Training interactions of each: its own, and for an item also the ones that draw it as a negative.
+                weight = index.counts(table.side, chosen).clamp(min=1).float()
+                weight = weight + len(index) / index.sizes["item"] if table.side == "item" else weight
+                width = as_rows(parameter, table.axis).shape[1]
+                weights.append(weight.to(parameter.device, parameter.dtype).repeat_interleave(width))
+        self.sizes = [len(weight) for weight in weights]
+        self.weights = torch.cat(weights) if weights else torch.empty(0)  # (P,), interactions of each coordinate
+        self.names = list(dict.fromkeys(table.parameter for table, _ in self.parts))
         self.parameters = [self.named[name] for name in self.names]
-
-    def __len__(self) -> int:
-        return sum(len(part.rows) * part.width for part in self.parts)
 
     def gather(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The chosen rows of tensors shaped like the parameters, as (P,)."""
-        return torch.cat([as_rows(tensors[part.name], part.axis)[part.rows].reshape(-1) for part in self.parts])
+        found = (as_rows(tensors[table.parameter], table.axis)[rows] for table, rows in self.parts)
+        return torch.cat([block.reshape(-1) for block in found])
+
+    @torch.no_grad()
+    def put(self, vector: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Set the chosen rows of tensors shaped like the parameters to a vector (P,)."""
+        for (table, rows), block in zip(self.parts, vector.split(self.sizes), strict=True):
+            as_rows(tensors[table.parameter], table.axis)[rows] = block.view(len(rows), -1)
 
     def scatter(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """A vector (P,) as tensors shaped like the parameters, zero outside the chosen rows."""
         full = {name: torch.zeros_like(self.named[name], requires_grad=False) for name in self.names}
-        for part, block in zip(self.parts, self.split(vector), strict=True):
-            as_rows(full[part.name], part.axis)[part.rows] = block
+        self.put(vector, full)
         return full
-
-    def split(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """A vector (P,) as one block (n, d) for each table."""
-        sizes = [len(part.rows) * part.width for part in self.parts]
-        return [block.view(-1, part.width) for block, part in zip(vector.split(sizes), self.parts, strict=True)]
-
-    def read(self) -> torch.Tensor:
-        """The current values of the rows, (P,)."""
-        return self.gather(self.named)
-
-    @torch.no_grad()
-    def write(self, vector: torch.Tensor) -> None:
-        """Set the chosen rows to these values, (P,)."""
-        for part, block in zip(self.parts, self.split(vector), strict=True):
-            as_rows(self.named[part.name], part.axis)[part.rows] = block
-
-    def weights(self) -> torch.Tensor:
-        """The number of training interactions that touch each coordinate, (P,)."""
-        return torch.cat([part.weight.repeat_interleave(part.width) for part in self.parts])
 
     def gradient(self, loss: torch.Tensor, **graph: Any) -> dict[str, torch.Tensor]:
         """∇L by parameter, zero where the loss does not depend on one."""
@@ -222,7 +196,7 @@ def hessian_product(loss: torch.Tensor, selection: Selection, scale: float = 1.0
 
 def gradient_sum(losses: Iterable[tuple[torch.Tensor, float]], selection: Selection) -> torch.Tensor:
     """Σ c ∇L over pairs (L, c) on a selection (P,); RecBole's losses are means, and c counts their interactions."""
-    total = torch.zeros_like(selection.read())
+    total = torch.zeros_like(selection.weights)
     for loss, number in losses:
         total += number * selection.gather(selection.gradient(loss))
     return total

@@ -91,12 +91,12 @@ def test_hessian_products_agree_with_finite_differences(make_config, model):
     witness = make_witness(config, data)
     batch = witness.batch(witness.triples(witness.interactions()[:40]))
     selection = Selection(net, find_tables(net, data.full.train), witness.region, witness.index)
-    start = selection.read()
+    start = selection.gather(selection.named)
     v = torch.randn(len(start), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = hessian_product(training_loss(net, batch), selection, 3.0)(v)
     gradients = []
     for sign in (1.0, -1.0):
-        selection.write(start + sign * 1e-6 * v)
+        selection.put(start + sign * 1e-6 * v, selection.named)
         gradients.append(gradient_sum([(training_loss(net, batch), 3.0)], selection))
     assert torch.allclose(found, (gradients[0] - gradients[1]) / 2e-6, atol=1e-6, rtol=1e-4)
     assert float(found.norm()) > 0
@@ -107,9 +107,9 @@ def test_a_selection_reads_and_writes_its_rows_only():
     before, index = weights(net), TrainIndex(Rows([(1, 1), (1, 2), (2, 3)]))
     tables = [Table("users", "user"), Table("columns", "item", 0, 1)]
     selection = Selection(net, tables, region_of([1, 4], [3]), index)
-    assert len(selection) == 2 * 3 + 2
-    assert selection.weights().tolist() == pytest.approx([2.0] * 3 + [1.0] * 3 + [1.0 + 3 / 9] * 2)
-    selection.write(selection.read() + 1.0)
+    assert len(selection.weights) == 2 * 3 + 2
+    assert selection.weights.tolist() == pytest.approx([2.0] * 3 + [1.0] * 3 + [1.0 + 3 / 9] * 2)
+    selection.put(selection.gather(selection.named) + 1.0, selection.named)
     assert torch.equal(net.users[[1, 4]], before["users"][[1, 4]] + 1.0)
     assert torch.equal(net.columns[:, 3], before["columns"][:, 3] + 1.0)
     assert torch.equal(net.users[[0, 2, 3, 5, 6, 7]], before["users"][[0, 2, 3, 5, 6, 7]])
@@ -132,7 +132,7 @@ def test_the_influence_step_goes_to_the_leave_out_optimum(kind, error, seed):
     selection = Selection(net, [Table("weight", "user", 0, 1)], region_of(range(4)), index)
     product = hessian_product(loss(net.weight[0], kept), selection)
     b = gradient_sum([(loss(net.weight[0], deleted), 1.0)], selection)
-    step = ifru.damped(product, b, selection.weights(), 0.0, 40, 1e-12).x
+    step = ifru.damped(product, b, selection.weights, 0.0, 40, 1e-12).x
     away = float((start - target).norm())
     assert float((start + step - target).norm()) <= error * away
     assert float((start - step - target).norm()) > 1.9 * away
