@@ -112,14 +112,14 @@ def test_a_sweep_goes_on_after_a_kill(two_workers, small, tmp_path, monkeypatch)
     path = tmp_path / "killed" / backend.NAME
     try:
         deadline = time.monotonic() + 120
-        while not path.exists() or len(path.read_bytes().splitlines()) < 4:
+        while not path.exists() or len(json.loads(path.read_text())["trials"]) < 3:
             assert process.poll() is None, process.communicate()[0][-2000:]
             assert time.monotonic() < deadline
             time.sleep(0.02)
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    done = [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()][1:]
+    done = json.loads(path.read_text())["trials"]
     assert 3 <= len(done) < 60
     number = len(done) + 4
     rest = values | {"trials": number, "resume": True, "workers": 2}
@@ -158,7 +158,7 @@ def test_trials_that_fail_and_trials_that_die(two_workers, small, tmp_path, monk
 
 
 def test_a_listener_that_fails_ends_the_sweep(two_workers, small, tmp_path, monkeypatch):
-    full = mock.Mock(side_effect=UnlearnError("Cannot write trials.jsonl: No space left on device."))
+    full = mock.Mock(side_effect=UnlearnError("Cannot write trials.json: No space left on device."))
     monkeypatch.setattr(backend.Journal, "ended", full)
     refused("No space left", tune_unlearn, "BPR", "tiny", config_dict=small | {"workers": 2})
     assert not (tmp_path / "out" / "tune.json").exists()

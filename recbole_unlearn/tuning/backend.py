@@ -1,13 +1,13 @@
-"""The trials of a sweep on Ray Tune, in both its generations, and their journal, `trials.jsonl`.
+"""The trials of a sweep on Ray Tune, in both its generations, and their journal, `trials.json`.
 
 Trials get what they share through Ray's object store, once a process. They report plain figures and no checkpoints,
 so Ray needs no disk that the nodes share; its own files go to a temporary folder and are removed. Ray's tables, log
 files and signal handler are off. (Its record is saved every few seconds, and cannot be resumed with more trials.)
 
-The journal has a line for every trial that has ended, on disk before the next is counted. `--resume` continues from
-it, so it has to survive a kill at any moment: each time, the whole file is replaced in one step. Its first line has a
-digest of all that the trials have in common; a sweep with another original, other data, another space or another
-objective is refused, because its scores would not compare.
+The journal has every trial that has ended, on disk before the next is counted. `--resume` continues from it, so it
+has to survive a kill at any moment: each time, the whole file is replaced in one step. It has a digest of all that
+the trials have in common; a sweep with another original, other data, another space or another objective is refused,
+because its scores would not compare.
 """
 
 import contextlib
@@ -30,15 +30,14 @@ from tqdm import tqdm
 from recbole_unlearn import __version__
 from recbole_unlearn.cluster import gpu_share, import_ray
 from recbole_unlearn.errors import UnlearnError, one_line, reason
-from recbole_unlearn.files import write_bytes
-from recbole_unlearn.settings import read_regular
+from recbole_unlearn.files import write_json
+from recbole_unlearn.settings import read_json
 from recbole_unlearn.text import decimal
 from recbole_unlearn.training import state_digest
-from recbole_unlearn.tuning.objective import Bench
 from recbole_unlearn.tuning.space import Settings, Space, identity
-from recbole_unlearn.tuning.trial import Shared, run_trial
+from recbole_unlearn.tuning.trial import Bench, Shared, run_trial
 
-NAME = "trials.jsonl"
+NAME = "trials.json"
 FINISHED, FAILED = "finished", "failed"
 WORST = -1e6  # the score that Ray gets for a failed trial; it needs a number
 DEATHS = 1  # how often a trial whose process died is tried again
@@ -96,22 +95,20 @@ class Journal:
 
     def _read(self) -> None:
         try:
-            lines = [json.loads(line) for line in read_regular(self.path).decode().rpartition("\n")[0].splitlines()]
-            head = lines[0]["sweep"] if lines else self.sweep
-            self.records = {identity(record["settings"]): record for record in lines[1:]}
-        except (OSError, ValueError, LookupError, TypeError, UnlearnError) as error:
+            found = read_json(self.path)
+            self.records = {identity(record["settings"]): record for record in found["trials"]}
+            sweep = found["sweep"]
+        except (ValueError, LookupError, TypeError, UnlearnError) as error:
             raise UnlearnError(f"{self.path} is damaged; choose another --output_dir.") from error
-        if head != self.sweep:
+        if sweep != self.sweep:
             raise UnlearnError(
                 f"The sweep in {self.path.parent} was made with another original, data, space or objective, so "
                 "its figures do not compare. Repeat its command, or choose another --output_dir."
             )
 
     def _write(self) -> None:
-        lines = [{"sweep": self.sweep}, *self.records.values()]
-        content = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
         try:
-            write_bytes(self.path, content.encode())
+            write_json(self.path, {"sweep": self.sweep, "trials": [*self.records.values()]})
         except UnlearnError as error:
             raise UnlearnError(f"{error} Finished trials are kept; continue with --resume.") from error
 

@@ -1,4 +1,4 @@
-"""`--tune`: a sweep from the request to `tune.json`, `best.yaml` and the settings on the front.
+"""`--tune`: a sweep from the request to `tune.json` and `best.yaml`.
 
 The original (and, with `--compare=retrain`, the retrained model) is made once here; trials are run by `backend.py`
 and kept in a journal as they end. Everything that can be refused is refused before anything is trained.
@@ -15,7 +15,7 @@ import yaml
 
 from recbole_unlearn import cluster, settings
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import new_directory, write_bytes, write_json
+from recbole_unlearn.files import write_bytes, write_json
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.pipeline import Pipeline
 from recbole_unlearn.quick_start import opened
@@ -24,9 +24,8 @@ from recbole_unlearn.text import MISSING, counted, decimal, drawn, wrapped
 from recbole_unlearn.training.threads import of_one_process
 from recbole_unlearn.tuning import backend
 from recbole_unlearn.tuning import space as spaces
-from recbole_unlearn.tuning.objective import Candidate, best, front
 from recbole_unlearn.tuning.space import identity
-from recbole_unlearn.tuning.trial import Shared, prepare, refuse_untunable
+from recbole_unlearn.tuning.trial import Shared, best, front, prepare, refuse_untunable
 
 SCHEMA = 1
 ROWS = 15  # trials in the table
@@ -73,7 +72,7 @@ class TuneResult:
             source = "retrained" if objective["target_source"] == "retrained" else "expected of never-seen items"
             lines.append(f"Demotion rate to reach: {decimal(objective['target'], 3)} ({source}).")
         number = counted(len(result["front"]), "candidate")
-        lines.append(f"On the front of utility and forgetting: {number}; their settings are in front/.")
+        lines.append(f"On the front of utility and forgetting: {number}; tune.json has their settings.")
         return "\n".join([*headline, drawn(head, rows), *map(wrapped, lines)])
 
 
@@ -149,32 +148,24 @@ class _Sweep:
         }  # fmt: skip
 
     def _write(self, content: dict[str, Any]) -> None:
-        directory = self.directory
-        write_json(directory / "tune.json", content)
-        self._write_settings(directory / "best.yaml", content["best"], "The best settings", content)
-        with new_directory(directory / "front") as folder:
-            for place, candidate in enumerate(content["front"], 1):
-                about = f"Settings {place} of the front"
-                self._write_settings(folder / f"{place:02d}.yaml", candidate, about, content)
-        logger.info("Best settings: %s", directory / "best.yaml")
-
-    def _write_settings(self, path: Path, candidate: Candidate, about: str, content: dict[str, Any]) -> None:
-        """Settings for `--config_files`: those of the candidate, and those of the method that the user had set."""
-        config, own = self.config, settings.names(self.method.Settings)
+        """`tune.json`, and for `--config_files` the best settings and those of the method that the user had set."""
+        config, own, best = self.config, settings.names(self.method.Settings), content["best"]
         fixed = {key: value for key, value in config.external_config_dict.items() if key in own}
-        values = {"unlearn": self.method.name, **fixed, **candidate["settings"]}
+        values = {"unlearn": self.method.name, **fixed, **best["settings"]}
         metric = content["objective"]["metric"]
         lines = [
-            f"{about} of a sweep of {self.method.name} with {config['model']} on {config['dataset']}, "
-            f"seed {config['seed']}, trial {candidate['trial']}.",
-            f"On validation interactions: {metric} {decimal(candidate['everyone'])} (all users), "
-            f"{decimal(candidate['affected'])} (affected), demotion rate {decimal(candidate['demotion'], 3)}, "
-            f"score {decimal(candidate['score'])}.",
-            f"Use it with the same command: --config_files={path.name} instead of --tune.",
+            f"The best settings of a sweep of {self.method.name} with {config['model']} on {config['dataset']}, "
+            f"seed {config['seed']}, trial {best['trial']}.",
+            f"On validation interactions: {metric} {decimal(best['everyone'])} (all users), "
+            f"{decimal(best['affected'])} (affected), demotion rate {decimal(best['demotion'], 3)}, "
+            f"score {decimal(best['score'])}.",
+            "Use it with the same command: --config_files=best.yaml instead of --tune.",
             *([] if content["beats_original"] else [NO_BETTER]),
         ]
         text = "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(values, sort_keys=False)
-        write_bytes(path, text.encode())
+        write_json(self.directory / "tune.json", content)
+        write_bytes(self.directory / "best.yaml", text.encode())
+        logger.info("Best settings: %s", self.directory / "best.yaml")
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from recbole_unlearn.measures import Measurement, Questions, deleted_pairs, obse
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import properties_dir
 from recbole_unlearn.training import PhaseTrainer, build_model, compose
-from recbole_unlearn.tuning import Bench, Figures, Goal, Space, identity, objective, space, trial, validation_only
+from recbole_unlearn.tuning import Bench, Figures, Goal, Space, identity, space, trial, validation_only
 from tests.parts import divided, refused, without
 
 OBLIVIATE = METHODS.get("obliviate")
@@ -44,10 +44,10 @@ def test_no_candidate_beats_one_of_the_front_and_the_best_is_on_it(drawn, weight
         return any((b["utility"], b["distance"]) != (a["utility"], a["distance"]) for b in better)
 
     points = {(c["utility"], c["distance"]) for c in found if not beaten(c)}
-    front = objective.front(found)
+    front = trial.front(found)
     assert ({(c["utility"], c["distance"]) for c in front}, len(front)) == (points, len(points))
     exact = max(found, key=lambda c: (c["utility"] / 0.3 - weight * c["distance"], -c["distance"]))
-    chosen = objective.best(found)
+    chosen = trial.best(found)
     assert chosen["score"] == pytest.approx(exact["score"], abs=2e-5)
     if all(abs(c["score"] - chosen["score"]) > 1e-4 for c in found if c is not chosen):
         assert not beaten(chosen)
@@ -63,9 +63,9 @@ def test_metrics_that_are_measured_can_be_tuned_for_unless_smaller_is_better(mak
     config = make_config(unlearn="obliviate", tune_metric=metric, **changes)
     options = groups.read(groups.TuneSettings, config)
     if said is None:
-        assert objective.read_metric(options, config, 61) == metric.lower()
+        assert trial.read_metric(options, config, 61) == metric.lower()
     else:
-        refused(said, objective.read_metric, options, config, 61)
+        refused(said, trial.read_metric, options, config, 61)
 
 
 @pytest.fixture(params=["BPR", "GRU4Rec"])
