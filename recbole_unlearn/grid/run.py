@@ -146,13 +146,13 @@ class _Problems(list[str]):
     """All that is wrong with a file."""
 
     @contextlib.contextmanager
-    def noted(self, where: str = "") -> Iterator[None]:
+    def noted(self) -> Iterator[None]:
         """Keep a refusal in the block, and go on."""
         try:
             yield
         except UnlearnError as error:
-            if (problem := f"{where}{error}") not in self:
-                self.append(problem)
+            if str(error) not in self:
+                self.append(str(error))
 
 
 def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:

@@ -106,7 +106,7 @@ class RequestLosses:
     def kept_sample(self, size: int) -> list[Interaction]:
         """``size`` of all retained interactions, uniform, as one batch."""
         witness = self.witness()
-        chosen = witness.buffer(min(1.0, size / self.retained.size))
+        chosen = witness.uniform(min(size, self.retained.size))
         return [witness.batch(witness.triples(witness.counted(chosen)))]
 
 

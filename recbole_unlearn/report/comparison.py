@@ -272,15 +272,9 @@ class Table(NamedTuple):
 
 
 @functools.cache
-def published() -> dict[str, Any]:
-    """The paper's figures."""
-    return read_yaml(properties_dir() / "paper.yaml")
-
-
-@functools.cache
-def words() -> dict[str, Any]:
-    """The captions of the tables by their titles, the one of all tables of utility, and the note above all."""
-    return read_yaml(properties_dir() / "tables.yaml")
+def shipped(name: str) -> dict[str, Any]:
+    """The figures of the `paper`, or the words of the `tables`: captions by title, and the note above all."""
+    return read_yaml(properties_dir() / f"{name}.yaml")
 
 
 def tables_of(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table]:
@@ -289,7 +283,7 @@ def tables_of(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Ta
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
     asked = dict.fromkeys(key for result in results for key in asked_metrics(result))
     utility = {page.metric_title(key): _utility(key) for key in asked}
-    captions, made = dict.fromkeys(utility, words()["utility"]) | words()["captions"], []
+    captions, made = dict.fromkeys(utility, shipped("tables")["utility"]) | shipped("tables")["captions"], []
     for title, row in ({"Overview": _overview} | utility | _KINDS).items():
         for dataset, request in subjects:
             bodies = {
@@ -314,12 +308,12 @@ def _note(tables: Sequence[Table]) -> str:
     """What is said above all tables: of the paper's figures, and of its data, only where there are such."""
     parts = {"note": True, "paper": any("Paper" in table.head for table in tables)}
     parts["amazon"] = parts["paper"] and any(table.subject.startswith("amazon-music") for table in tables)
-    return " ".join(words()[part] for part, is_there in parts.items() if is_there)
+    return " ".join(shipped("tables")[part] for part, is_there in parts.items() if is_there)
 
 
 def _printed(runs: Runs, part: str, name: str | None = None) -> Any:
     """The paper's figures of a method under ``part``; None where it has none."""
-    figures, place = published(), runs.place
+    figures, place = shipped("paper"), runs.place
     if place.ratio != figures["ratio"]:
         return None
     name = name or runs.name
@@ -347,7 +341,7 @@ def _utility(key: str) -> Row:
 
     def row(runs: Runs) -> dict[str, str]:
         held = runs.pairs(AFTER, GOAL, of)
-        name, phase = (published()["reference"], RETRAINED) if runs.name == RETRAINED else (None, UNLEARNED)
+        name, phase = (shipped("paper")["reference"], RETRAINED) if runs.name == RETRAINED else (None, UNLEARNED)
         printed = _printed(runs, "utility", name) or {}
         has_both = place is not None and phase in printed and ORIGINAL in printed
         worst = min((pair for pair in held if pair[1]), key=lambda pair: pair[0] / pair[1], default=(0, 0))
@@ -438,8 +432,8 @@ def _ablation(runs: Runs) -> dict[str, str]:
 
 def _ablated(methods: list[Runs]) -> list[Runs]:
     """The ablations, and the methods they are ablations of; none where no ablation ran."""
-    parts = {name for models in published()["ablations"].values() for own in models.values() for name in own}
-    whole = {RETRAINED, *published()["same_as"], *published()["same_as"].values()}
+    parts = {name for models in shipped("paper")["ablations"].values() for own in models.values() for name in own}
+    whole = {RETRAINED, *shipped("paper")["same_as"], *shipped("paper")["same_as"].values()}
     has_any = any(runs.name in parts for runs in methods)
     return [runs for runs in methods if runs.name in parts | whole] if has_any else []
 

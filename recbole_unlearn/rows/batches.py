@@ -66,10 +66,6 @@ class Witness:
         """All retained interactions that the loss counts."""
         return self.counted((~self.retained.deleted).nonzero().flatten())
 
-    def buffer(self, share: float) -> torch.Tensor:
-        """A uniform sample of all retained interactions, the paper's R."""
-        return self.uniform(max(1, round(share * self.retained.size)))
-
     def uniform(self, size: int) -> torch.Tensor:
         """``size`` retained interactions, uniform, with replacement."""
         drawn = torch.randint(0, self.index.total, (size,), generator=self.generator)

@@ -112,17 +112,14 @@ class Bench:
             self.deleted, self.windows = measures.deleted_windows(*asked)
         else:
             self.deleted = measures.deleted_pairs(*asked)
-        self._expected: Callable[[], float] | None = None
+        # Without retraining, the demotion rate that is expected of the deleted pairs.
+        self.expected: Callable[[], float | None] = lambda: None
         if self.windows is None and len(config.method_names()) == 1:
             expectation, every = measures.Expectation(data, config["seed"]), self.deleted
             picked = expectation.picked(every)
             self.deleted = measures.Pairs(every.users[picked], every.items[picked], every.others[picked])
-            self._expected = lambda: float(expectation.demoted(every, picked).mean())
-
-    @property
-    def expected(self) -> float | None:
-        """Without retraining, the demotion rate that is expected of the deleted pairs."""
-        return self._expected() if self._expected is not None and len(self.deleted) else None
+            if len(self.deleted):
+                self.expected = lambda: float(expectation.demoted(every, picked).mean())
 
     def measure(self, trainer: PhaseTrainer) -> Figures:
         """The figures of a trainer's model."""
@@ -219,7 +216,7 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str
         )
         trainer.run(task)
         retrained = bench.measure(trainer)
-    target = bench.expected if retrained is None else retrained.demotion
+    target = bench.expected() if retrained is None else retrained.demotion
     goal = Goal(metric, options.tune_affected, options.tune_weight)
     if target is not None:
         target = round(target, measures.DECIMALS)  # the last bits of another machine do not make another sweep of it

@@ -154,9 +154,9 @@ def test_what_a_witness_draws(make_config, tiny):
     deleted = witness.deleted(10**6)
     assert set(zip(deleted.users.tolist(), deleted.items.tolist(), strict=True)) == wanted
     assert len(witness.deleted(3).users) == 3
-    buffer = witness.buffer(0.5)
-    assert len(buffer) == round(0.5 * witness.retained.size)
-    assert not data.deleted[buffer].any()
+    drawn = witness.uniform(100)
+    assert len(drawn) == 100
+    assert not data.deleted[drawn].any()
 
 
 # Models that learn and score by user: every user once

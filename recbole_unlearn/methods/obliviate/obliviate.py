@@ -411,8 +411,7 @@ class Request:
 
     def retained_scores(self) -> Callable[[], torch.Tensor]:
         """A function for the scores of some retained pairs by the model as it is."""
-        size = self.witness.retained.size
-        drawn = self.witness.buffer(CERTIFIED / size) if size else torch.empty(0, dtype=torch.long)
+        drawn = self.witness.uniform(CERTIFIED if self.witness.retained.size else 0)
         users, items = (self.index.ids[side][drawn] for side in rows.SIDES)
         return lambda: rows.pair_scores(self.model, self.index.train, users, items)
 

@@ -97,10 +97,9 @@ class PaperRequest(obliviate.Request):
         """The paper's objective, on a uniform sample R of all retained interactions."""
         options, witness = self.options, self.witness
         forget = options.lac_forget if len(witness.retained.gone) else 0.0
-        interactions = witness.buffer(BUFFER)
+        interactions = witness.uniform(max(1, round(BUFFER * witness.retained.size)))
         teacher = None
         if options.lac_distill:
-            self.adapters.detach()  # `run` attaches them again
             chosen = torch.unique(interactions)
             users, items = (self.index.ids[side][chosen] for side in SIDES)
             scores = pair_scores(self.model, self.index.train, users, items)

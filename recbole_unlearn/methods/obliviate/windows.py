@@ -185,10 +185,9 @@ class WindowWitness(Witness):
         """All retained windows."""
         return torch.arange(len(self.windows))
 
-    def buffer(self, share: float) -> torch.Tensor:
-        """A uniform sample of all retained windows."""
-        number = len(self.windows)
-        return torch.randint(0, number, (max(1, round(share * number)),), generator=self.generator)
+    def uniform(self, size: int) -> torch.Tensor:
+        """``size`` retained windows, uniform, with replacement."""
+        return torch.randint(0, len(self.windows), (size,), generator=self.generator)
 
     def triples(self, numbers: torch.Tensor) -> Triples:
         """Windows by their numbers; the loader draws their negatives."""
@@ -283,7 +282,7 @@ class WindowRequest(Request):
     def retained_scores(self) -> Callable[[], torch.Tensor]:
         """Of the targets of some retained windows."""
         windows = self.witness.windows
-        chosen = windows[self.witness.buffer(min(1.0, CERTIFIED / len(windows)))]
+        chosen = windows[self.witness.uniform(min(CERTIFIED, len(windows)))]
         retain: Any = self.task.data.retain  # SequenceSplits
         batch, items = retain.read(chosen), chosen[self.index.train.iid_field]
         return lambda: scores_after(self.model, batch, items[:, None])[:, 0]
