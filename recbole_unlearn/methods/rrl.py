@@ -20,10 +20,8 @@ Avoided: a public port descends -log σ(s(u, i) - s(u, j)), which is training on
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import torch
-from recbole.data.interaction import Interaction
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
@@ -91,18 +89,12 @@ class RRL(UnlearnTrainer):
 
     def _fisher(self, request: RequestLosses) -> Moments:
         r"""F summed over D\S, by parameter name."""
-        witness, shown = request.witness(), bool(request.config["show_progress"])
+        witness, generator = request.witness(), request.generator
         units = witness.everything()
         size = min(FISHER_SIZE, len(units))
-
-        def batches() -> Iterator[Interaction]:
-            with progress_bar(f"Fisher {self.label}", FISHER_BATCHES, shown) as bar:
-                for _ in range(FISHER_BATCHES):
-                    drawn = torch.randint(0, len(units), (size,), generator=request.generator)
-                    yield witness.batch(witness.triples(units[drawn]))
-                    bar.update()
-
-        return {name: len(units) * size * value for name, value in fisher(self.model, batches()).items()}
+        drawn = (torch.randint(0, len(units), (size,), generator=generator) for _ in range(FISHER_BATCHES))
+        found = fisher(self.model, (witness.batch(witness.triples(units[numbers])) for numbers in drawn))
+        return {name: len(units) * size * value for name, value in found.items()}
 
 
 def fisher_term(named: dict[str, torch.nn.Parameter], anchor: dict[str, torch.Tensor], held: Moments) -> torch.Tensor:

@@ -117,19 +117,15 @@ def affected_ndcg(phase: PhaseResult) -> float | None:
 def read_result(path: Path) -> RunResult:
     """The result in a `result.json`; refuses a file that is none."""
     try:
-        tree = read_json(path)
+        result = RunResult.from_json(tree := read_json(path))
+        is_one = mapping(tree).get("schema") == SCHEMA
+        if is_one and result.phases:
+            return result
+        why = "it has no phases" if is_one else f"it is not a result of schema {SCHEMA}"
     except UnlearnError as error:
         raise UnlearnError(f"Cannot compare {shown(path.parent)}: {error}") from error
     except ValueError:
         why = "it is not JSON"
-    else:
-        result = RunResult.from_json(tree)
-        if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
-            why = f"it is not a result of schema {SCHEMA}"
-        elif not result.phases:
-            why = "it has no phases"
-        else:
-            return result
     raise UnlearnError(
         f"Cannot compare {shown(path)}: {why}. Name output directories of finished runs, or run that one again."
     )

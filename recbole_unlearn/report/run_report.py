@@ -61,7 +61,6 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         against=against_retraining(result),
         ways=turned(method, result),
         can_tune=method is not None and (settings.properties_dir() / "tune" / f"{method.name}.yaml").is_file(),
-        few=result.few,
         lines=line_states(result),
         shown=shown,
         metrics=list(dict.fromkeys(key for _, one in shown for group in GROUPS for key in getattr(one, group))),

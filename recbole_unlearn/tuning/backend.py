@@ -67,8 +67,14 @@ def sweep_digest(shared: Shared, space: Space) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def refuse_other(directory: Path, resume: bool) -> None:
-    """Refuse to mix a new sweep with the one in ``directory``, and to resume where there is none."""
+def refuse(directory: Path, resume: bool, address: str | None) -> None:
+    """Refuse a sweep that Ray cannot run, that would mix with the one in ``directory``, or has none to resume."""
+    import_ray("ray.tune")
+    if address is not None and address.startswith("ray://"):
+        raise UnlearnError(
+            "A sweep is driven from a machine of the cluster, not through a Ray client: start it there with "
+            "--ray_address=auto (or HOST:6379)."
+        )
     is_there = (directory / NAME).exists()
     if is_there and not resume:
         raise UnlearnError(
@@ -125,16 +131,6 @@ class Journal:
             failed = sum(record["state"] == FAILED for record in records)
             self.bar.set_postfix_str(f"best {decimal(best)}" + (f", {failed} failed" if failed else ""))
             self.bar.update()
-
-
-def check(address: str | None) -> None:
-    """Refuse a sweep that Ray cannot run, before anything is trained."""
-    import_ray("ray.tune")
-    if address is not None and address.startswith("ray://"):
-        raise UnlearnError(
-            "A sweep is driven from a machine of the cluster, not through a Ray client: start it there with "
-            "--ray_address=auto (or HOST:6379)."
-        )
 
 
 def run_trials(ray: Any, shared: Shared, listed: Sequence[Settings], journal: Journal) -> None:

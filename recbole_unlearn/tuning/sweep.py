@@ -88,8 +88,7 @@ class _Sweep:
         self.options = settings.read(settings.TuneSettings, self.config)
         self.method = pipeline.methods[0].method
         refuse_untunable(pipeline, self.options)
-        backend.check(pipeline.run_settings.ray_address)
-        backend.refuse_other(self.directory, self.options.resume)
+        backend.refuse(self.directory, self.options.resume, pipeline.run_settings.ray_address)
         self.space = spaces.load(self.config, self.method, self.options.space)
         if self.options.searcher == "grid":
             self.listed = self.space.grid()
