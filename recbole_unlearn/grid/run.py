@@ -306,10 +306,7 @@ class GridResult:
     def to_frame(self) -> pd.DataFrame:
         """The figures of all cells that did not fail, a row each, with the cell, model, dataset, ratio and seed."""
         parts = []
-        for cell in self.cells:
-            if cell.name in self.failed:
-                continue
-            result = self._result(cell)
+        for cell, result in self._results():
             own = {key: getattr(cell, key) for key in ("model", "dataset", "ratio", "request", "seed")}
             own = {"cell": cell.name, **own, "method": result.method}
             figures = frame_of(result)
@@ -318,19 +315,17 @@ class GridResult:
 
     def __str__(self) -> str:
         """A row for each method of each cell, with its distances from retraining; then the reason of each failure."""
-        blocks = [
-            (cell.name, found)
-            for cell in self.cells
-            if cell.name not in self.failed and (found := against_retraining(self._result(cell), least=1))
-        ]
+        found = [(cell.name, against_retraining(result, least=1)) for cell, result in self._results()]
+        blocks = [(name, block) for name, block in found if block]
         rows = [[name, *row] for name, (_, own, _) in blocks for row in own]
         lines = ["Distances from the retrained model's figures. Means over seeds, and all figures: tables.md."]
         lines += [f"{name} failed: {why}" for name, why in self.failed.items()]
         tables = [drawn(["cell", *blocks[0][1][0]], rows, left=3)] if blocks else []
         return "\n".join([*tables, *map(wrapped, lines)])
 
-    def _result(self, cell: Cell) -> RunResult:
-        return report.read_result(self.output_dir / cell.name / "result.json")
+    def _results(self) -> list[tuple[Cell, RunResult]]:
+        done = [cell for cell in self.cells if cell.name not in self.failed]
+        return [(cell, report.read_result(self.output_dir / cell.name / "result.json")) for cell in done]
 
 
 def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) -> GridResult:
