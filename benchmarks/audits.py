@@ -41,10 +41,16 @@ def main() -> None:
             }  # fmt: skip
             if args.data_path:
                 values["data_path"] = args.data_path
-            request = draw(kind, model, args.dataset, values, args.seed)
-            print(audit_unlearn(
-                model, args.dataset, forget=request, unlearn=first, compare=others, output_dir=folder, config_dict=values
-            ))  # fmt: skip
+            made = audit_unlearn(
+                model,
+                args.dataset,
+                forget=draw(kind, model, args.dataset, values, args.seed),
+                unlearn=first,
+                compare=others,
+                output_dir=folder,
+                config_dict=values,
+            )
+            print(made)
 
 
 if __name__ == "__main__":

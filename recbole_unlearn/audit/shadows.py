@@ -243,12 +243,13 @@ def _announce(work: Work, missing: Sequence[int]) -> None:
         return
     again = sum(phase.method.exact for phase in work.phases)
     trainings, epochs = len(missing) * (2 + again), int(work.config["epochs"])
-    start = time.perf_counter()
     short = work.config.replace(epochs=1, output_dir=None, show_progress=False).without_curves()
-    Trainings(dataclasses.replace(work.cache, cache=False), 1).train(short, work.data.retain, "first epoch")
-    left = (time.perf_counter() - start) * epochs * trainings / min(free_cores(), len(missing))
+    with without_messages():
+        apart = Trainings(dataclasses.replace(work.cache, cache=False), 1)
+        epoch = apart.train(short, work.data.retain, "first epoch").seconds or 0.0
+    left = epoch * epochs * trainings / min(free_cores(), len(missing))
     logger.info(
-        "Audit of %s with %s: %s, up to %s of at most %s each, at most about %s.",
+        "Audit of %s with %s: %s, %s of at most %s each: about %s of training.",
         ", ".join(phase.method.name for phase in work.phases), counted(work.number, "shadow model"),
         counted(len(missing), "round"), counted(trainings, "training"), counted(epochs, "epoch"), duration(left),
     )  # fmt: skip
