@@ -31,6 +31,7 @@ from recbole_unlearn.training import PhaseTrainer
 
 REPORTED_METRICS = ("Recall", "NDCG")
 REPORTED_TOPK = (10, 20, 50)
+EXTREME = 0.05  # of the tested users: those with the most interactions (core) and with the fewest (edge)
 
 
 class _KeepingEvaluator(Evaluator):
@@ -197,7 +198,7 @@ def thirds(values: torch.Tensor) -> torch.Tensor:
 
 
 def by_group(questions: Questions, data: UnlearnData, top: torch.Tensor) -> dict[str, dict[str, Any]]:
-    """Recall@20 in thirds: of users by their activity, and of test interactions by their item's popularity."""
+    """Recall@20 by activity of users, in thirds and of the most and least active, and by popularity of test items."""
     test, train = data.retain.test, data.retain.train
     looked_at = torch.isin(test.inter_feat[test.uid_field], questions.users)
     users, items = (test.inter_feat[field][looked_at] for field in (test.uid_field, test.iid_field))
@@ -208,6 +209,8 @@ def by_group(questions: Questions, data: UnlearnData, top: torch.Tensor) -> dict
     tested = (total > 0).nonzero().flatten()
     had = torch.bincount(train.inter_feat[train.uid_field], minlength=train.user_num)
     activity = thirds(had[questions.users[tested]])
+    few, order = max(1, round(EXTREME * len(tested))), torch.argsort(had[questions.users[tested]], stable=True)
+    extreme = torch.full_like(order, 2).index_fill_(0, order[:few], 0).index_fill_(0, order[-few:], 1)
     popularity = thirds(torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)[items])
 
     def means(values: torch.Tensor, group: torch.Tensor, names: Sequence[str], unit: str) -> dict[str, Any]:
@@ -216,7 +219,8 @@ def by_group(questions: Questions, data: UnlearnData, top: torch.Tensor) -> dict
 
     users_by_activity = means(recall[tested], activity, ("low", "middle", "high"), "users")
     items_by_popularity = means(found, popularity, ("tail", "middle", "head"), "rows")
-    return {"user_activity": users_by_activity, "item_popularity": items_by_popularity}
+    extremes = means(recall[tested], extreme, ("edge", "core"), "users")
+    return {"user_activity": users_by_activity, "core_edge": extremes, "item_popularity": items_by_popularity}
 
 
 def compare(unlearned: Measured, placebo: Measured, retrained: Measured) -> Placebo:

@@ -247,7 +247,8 @@ class Discretion:
             return min((part[key] for key in sizes if key in part), default=0) >= self.min_group
 
         def rough(part: Metrics) -> Metrics:
-            return {key: (_count if key in sizes else _mean)(value, third) for key, value in part.items()}
+            users = min(third, int(part.get("users", third)))
+            return {key: (_count if key in sizes else _mean)(value, users) for key, value in part.items()}
 
         large = {name: parts for name, parts in groups.items() if all(map(is_large, parts.values()))}
         return {name: {part: rough(own) for part, own in parts.items()} for name, parts in large.items()}

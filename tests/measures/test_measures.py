@@ -218,6 +218,12 @@ def test_groups_are_plain_recall(data, plan):
     hits, parts = [item in best[user] for user, item in rows], found["item_popularity"].values()
     assert sum(part["rows"] for part in parts) == len(rows)
     assert sum(part["rows"] * part["recall@20"] for part in parts) == pytest.approx(sum(hits), abs=1e-3)
+    had = torch.bincount(data.retain.train.inter_feat["user_id"])
+    tested = sorted({u for u, _ in rows}, key=lambda user: int(had[user]))  # in a stable order, as by their ids
+    few = max(1, round(0.05 * len(tested)))
+    for name, group in {"edge": tested[:few], "core": tested[-few:]}.items():
+        mine = [np.mean([h for (u, _), h in zip(rows, hits, strict=True) if u == user]) for user in group]
+        assert found["core_edge"][name] == {"recall@20": pytest.approx(np.mean(mine), abs=1e-5), "users": few}
     people = found["user_activity"].values()
     recalls = [np.mean([h for (u, _), h in zip(rows, hits, strict=True) if u == who]) for who in {u for u, _ in rows}]
     assert sum(part["users"] * part["recall@20"] for part in people) == pytest.approx(sum(recalls), abs=1e-3)
