@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, model: str, kind: str, seed: int, variant: str
     others = args.methods.split(",") if args.methods and variant == "obliviate" else []
     compare = ["retrain", *others]
     if args.fresh:
-        values["retrain_seed"] = seed + 100 + list(KINDS).index(kind)
+        values["cache"] = False
     values |= VARIANTS[variant] | yaml.safe_load(args.settings)
     outcome = run_unlearn(
         model,

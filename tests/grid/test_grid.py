@@ -155,7 +155,8 @@ def test_the_files_that_come_along_and_the_example_of_the_documentation(file, mo
     assert all(cell.values["cache_size"] == 20.0 for cell in cells)
     folder = properties_dir() / "grid"
     assert {path.stem for path in folder.glob("*.yaml")} == {"smoke", "machine", "paper"}
-    every, paper = {method.name for method in METHODS.all()} - {"downdate"}, grid_run.load(folder / "paper.yaml")
+    every = {method.name for method in METHODS.all() if not method.name.startswith("given")} - {"downdate"}
+    paper = grid_run.load(folder / "paper.yaml")
     assert len(paper) == 3 * 2 * 3 * 5
     assert all(set(cell.methods) == every for cell in paper)
     assert {cell.dataset for cell in grid_run.load(folder / "smoke.yaml")} == {"ml-100k"}
