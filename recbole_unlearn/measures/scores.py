@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from recbole.data.interaction import Interaction, cat_interactions
 
-from recbole_unlearn.data import SCORES, TRAIN, Sequences, SequenceSplits, Splits, UnlearnData, append
+from recbole_unlearn.data import INJECTED, SCORES, TRAIN, Sequences, SequenceSplits, Splits, UnlearnData, append
 from recbole_unlearn.rows import RetainedIndex, TrainIndex
 from recbole_unlearn.training import PhaseTrainer
 
@@ -61,6 +61,7 @@ class Questions:
     members: torch.Tensor  # (m,), positions of deleted pairs that have a match
     held_out: Pairs  # (m pairs), the matches, in the order of ``members``
     history: TrainIndex  # of retained interactions before test, which evaluation masks
+    of_noise: bool = dataclasses.field(default=False, kw_only=True)  # no one likes the deleted items
     exposed: torch.Tensor | None = dataclasses.field(default=None, kw_only=True)  # items, see the measure `exposure`
 
     @classmethod
@@ -77,7 +78,7 @@ class Questions:
         users = torch.cat([others[pick], affected]).sort().values
         members, held_out = match(deleted, data, np.random.default_rng(seed))
         asked = torch.isin(users, affected), deleted, members, held_out, TrainIndex(history)
-        return cls(users, *asked, exposed=data.exposed)
+        return cls(users, *asked, of_noise=data.source.startswith(INJECTED), exposed=data.exposed)
 
 
 def match(deleted: Pairs, data: UnlearnData, rng: np.random.Generator) -> tuple[torch.Tensor, Pairs]:

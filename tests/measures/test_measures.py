@@ -1,5 +1,6 @@
 """Scores, measures of forgetting and utility, each against its definition."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -191,6 +192,8 @@ def test_rmia_finds_a_memory_that_is_small_beside_what_users_like(make_config):
     assert floor["low"] < 0.5 < floor["high"]
     assert marked["auc"] > 0.9 > forgetting._attack_alone(views[1])["attack"]["auc"]
     assert marked["tpr@1%fpr_low"] > floor["tpr@1%fpr_high"]
+    noise = dataclasses.replace(plan, of_noise=True)
+    assert rmia._rmia(views[1]._replace(questions=noise)) == {}
 
 
 def test_relearning_trains_on_as_fine_tuning_does_and_leaves_the_model_alone(make_config, data):
