@@ -5,6 +5,8 @@
     python run_unlearn.py --grid=properties/grid/machine.yaml --output_dir=GRID
     python benchmarks/docs_tables.py --readme=FIRST --runs=RUNS --grid=GRID --record=benchmarks/grid-DATE.md
     python benchmarks/docs_tables.py --leaderboard=RUNS,SUBMITTED
+    python benchmarks/audits.py --out=AUDITS
+    python benchmarks/docs_tables.py --audits=AUDITS
 
 Each option alone writes its own tables. A table stands between `<!-- NAME: ... -->` and `<!-- end -->`; all else in a
 page stays as it is. The record of a grid is the file that `--report` writes, with its settings.
@@ -143,6 +145,10 @@ def leaderboard(folders: list[Path]) -> str:
         for name in (ORIGINAL, RETRAINED, *result["phases"]):
             said = SAID.get(name, result["method"] if name == UNLEARNED else name)
             one = standing(result, name) | {"seed": result["seed"]}
+            if (
+                noise
+            ):  # results of earlier versions have it (recbole_unlearn/measures/rmia.py says why it means nothing)
+                one["rmia"] = np.nan
             if name not in (ORIGINAL, RETRAINED):
                 one["verdict"] = (result["phases"][name].get("verdict") or {}).get("level", "")
             cell.setdefault(said, [])
@@ -166,6 +172,26 @@ def leaderboard(folders: list[Path]) -> str:
     return re.sub("--+", "---", "\n\n".join(lines))
 
 
+AUDITED = ("original", "retrained", "rebuild", "unlearned", "finetune", "rrl")
+
+
+def audits_table(out: Path) -> str:
+    """U-LiRA's AUC with its interval and TPR at 1 % FPR, and the mean KLoM of deleted pairs, by audit and method."""
+    rows, names = [], []
+    for path in sorted(out.glob("*/audit.json")):
+        audit = json.loads(path.read_text())
+        kind = "noise" if audit["forget"]["source"].startswith("injected") else "genuine"
+        cells = []
+        for name in AUDITED:
+            phase = audit["phases"][name]
+            attack, apart = phase["u_lira"], phase["klom"]["deleted"]["mean"]
+            figures = printed(attack["auc"], ".3f"), printed(attack["tpr@1%fpr"], ".3f"), printed(apart, ".1f")
+            cells.append(" · ".join(figures))
+        rows.append([f"{audit['model']}, {audit['dataset']}, {kind}", *cells])
+        names = [audit["method"] if name == UNLEARNED else SAID.get(name, name) for name in AUDITED]
+    return tabulate(rows, ["AUC · TPR at 1 % FPR · KLoM", *names], tablefmt="github", disable_numparse=True)
+
+
 def grid_record(grid: Path, record: Path) -> None:
     """The tables of a grid, as `--report` writes them."""
     results = sorted(path.parent for path in grid.glob("*/result.json"))
@@ -182,6 +208,7 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, help="the directory of the run of README's first command")
     parser.add_argument("--runs", type=Path, help="the directory that benchmarks/obliviate.py wrote")
     parser.add_argument("--leaderboard", help="directories of finished runs, separated by commas")
+    parser.add_argument("--audits", type=Path, help="the directory that benchmarks/audits.py wrote")
     parser.add_argument("--grid", type=Path, help="the directory of a grid")
     parser.add_argument("--record", type=Path, help="the page to write the grid's tables to")
     args = parser.parse_args()
@@ -195,6 +222,8 @@ def main() -> None:
     if args.leaderboard:
         folders = [Path(folder) for folder in args.leaderboard.split(",")]
         written(Path("docs/leaderboard.md"), "leaderboard", leaderboard(folders))
+    if args.audits:
+        written(Path("docs/results.md"), "audits", audits_table(args.audits))
     if args.grid:
         grid_record(args.grid, args.record)
 
