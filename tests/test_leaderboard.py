@@ -34,8 +34,8 @@ def test_the_defaults_give_the_printed_figures(monkeypatch, tmp_path):
         }  # fmt: skip
         request = deletion_requests.draw("genuine", "BPR", "ml-100k", values, seed)
         outcome = run_unlearn(
-            "BPR", "ml-100k", forget=request, unlearn="obliviate", compare=["retrain"], output_dir=tmp_path / str(seed),
-            config_dict=values,
+            "BPR", "ml-100k", forget=request, unlearn="obliviate", compare=["retrain"], config_dict=values,
+            output_dir=tmp_path / str(seed),
         )  # fmt: skip
         found.append(docs_tables.standing(outcome.result, "unlearned"))
     page = printed((ROOT / "docs" / "leaderboard.md").read_text(), "obliviate")
