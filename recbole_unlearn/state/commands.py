@@ -290,7 +290,7 @@ def _say_trained(state: State, what: str, data: str, seconds: float) -> None:
 
 def _learn(state: State, given: Any) -> None:
     _say_final(state, given)
-    done = state.learn(given.data, given.by, given.returning, given.older_than)
+    done = state.learn(given.data, given.by, given.older_than)
     print(
         f"{counted(done.new, 'new interaction')}, {counted(done.users, 'new user')}, "
         f"{counted(done.items, 'new item')}; {done.known} known before, {done.deleted} left out as deleted or asked "
@@ -396,8 +396,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
             ("DATA", "a folder, or a .inter, .csv, .tsv or .parquet file, with the dataset's columns", {}),
             ("--by", "how to train; rebuild for models that it was measured to suit, else retrain",
              {"choices": ("rebuild", "retrain")}),
-            _AGE, ("--returning", "keep rows of deleted users, items or pairs that are newer than the deletion",
-             {"choices": ("drop", "keep"), "default": "drop"}),
+            _AGE,
         ],
     ),
     "adopt": (

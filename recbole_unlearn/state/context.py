@@ -11,7 +11,7 @@ import json
 import platform
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +32,6 @@ from recbole_unlearn.text import ranges
 LAST = 2**62  # later than every change
 Span = str | datetime.timedelta  # of time, see :func:`span`
 Tokens = tuple[str | None, str | None]  # user and item; None for all users, or for all items
-
-NOTE = "+"  # before a hash with a note, in the file of published pairs
 
 
 class Version(NamedTuple):
@@ -114,10 +112,19 @@ class Suppression:
     def __len__(self) -> int:
         return len(self.hashes)
 
+    def of(self, users: Sequence[str], items: Sequence[str]) -> np.ndarray:
+        """Which pairs (n,) are suppressed, as by ``in``; users and items are looked up once each."""
+        if not self.hashes:
+            return np.zeros(len(users), dtype=bool)
+        own = {one for one in set(users) if self.has(one, None)}
+        targets = {one for one in set(items) if self.has(None, one)}
+        pairs = zip(users, items, strict=True)
+        return np.array([one[0] in own or one[1] in targets or self.has(*one) for one in pairs], dtype=bool)
 
-def pair_hash(key: bytes, user: str | None, item: str | None, note: str = "") -> str:
-    """The keyed hash of a pair of tokens, or of a note on it: the day of its publication, or "returned"."""
-    return keyed_hash(key, f"pair {note}".rstrip(), json.dumps([user, item], ensure_ascii=True).encode())
+
+def pair_hash(key: bytes, user: str | None, item: str | None) -> str:
+    """The keyed hash of a pair of tokens."""
+    return keyed_hash(key, "pair", json.dumps([user, item], ensure_ascii=True).encode())
 
 
 class Core:
@@ -239,10 +246,9 @@ class Core:
         users, items = (train.field2id_token[field] for field in (train.uid_field, train.iid_field))
         return {(str(users[user]) if user else None, str(items[item]) if item else None) for user, item in pairs}
 
-    def deleted(self, notes: bool = False) -> set[str]:
-        """The keyed hashes of published pairs, without those that returned; or with ``notes``, see `pair_hash`."""
-        lines = self.store.read(self.version().base.deleted).decode().split()
-        return {line.removeprefix(NOTE) for line in lines if line.startswith(NOTE) is notes}
+    def deleted(self) -> set[str]:
+        """The keyed hashes of published pairs."""
+        return set(self.store.read(self.version().base.deleted).decode().split())
 
     def suppression(self) -> Suppression:
         """All suppressed pairs, those of pending requests included."""

@@ -4,16 +4,11 @@ Users and items keep their numbers, and new ones follow. RecBole reads the new i
 it filters by value, makes labels and divides them into training, validation and test data. It does not count how many
 a user has.
 
-What was deleted stays out, and what is asked for: a row whose user, item or pair is in the suppression list. With
-``returning`` "keep", a row that is newer than the publication of the deletion is learned. Its user, item and pair
-then leave that list, and older rows of them stay out all the same. For this the file of published pairs has keyed
-notes beside their hashes: the day, and that a pair returned.
+What was deleted stays out, and what is asked for: a row whose user, item or pair is in the suppression list.
 """
 
 from __future__ import annotations
 
-import datetime
-import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,14 +24,12 @@ from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.registry import quickest_exact
 from recbole_unlearn.results.disclosure import coarse
-from recbole_unlearn.state.context import Core, Span, Tokens, pair_hash
-from recbole_unlearn.state.database import LEARNED, PUBLISHED, REBUILT, RETRAINED, TRAINED
+from recbole_unlearn.state.context import Core, Span
+from recbole_unlearn.state.database import LEARNED, REBUILT, RETRAINED
 from recbole_unlearn.state.publish import final, replace_base, trained
 from recbole_unlearn.state.verify import tables
 
 WAYS = {"rebuild": REBUILT, "retrain": RETRAINED}
-RETURNING = ("drop", "keep")
-_NEVER = "9999-12-31"  # no row is newer
 
 
 class Learned(NamedTuple):
@@ -52,18 +45,17 @@ class Learned(NamedTuple):
     seconds: float | None = None  # None when nothing was new
 
 
-def learn(core: Core, path: str | Path, by: str | None, returning: str, older_than: Span | None) -> Learned:
+def learn(core: Core, path: str | Path, by: str | None, older_than: Span | None) -> Learned:
     """Append new interactions to the data, and train a model on it; see :meth:`State.learn`."""
     by = by or ("rebuild" if quickest_exact(core.config.model_class).name == "rebuild" else "retrain")
-    for name, given, known in (("by", by, tuple(WAYS)), ("returning", returning, RETURNING)):
-        if given not in known:
-            raise UnlearnError(f"{name}={shown(given)} is not known; give {' or '.join(known)}.")
+    if by not in WAYS:
+        raise UnlearnError(f"by={shown(by)} is not known; give {' or '.join(WAYS)}.")
     last, change = core.database.newest(), final(core, older_than).change
     live = core.at(change)
     retain = live.retained().retain
     scaled = _scaled(core, retain.train)
     rows = _read(core, path, retain.train)
-    out, returned = _left_out(core, rows, returning)
+    out = _left_out(core, rows)
     again = _known(core, rows, retain) & ~out
     left = rows[~out & ~again]
     counts = int(again.sum()), int(out.sum())
@@ -77,10 +69,10 @@ def learn(core: Core, path: str | Path, by: str | None, returning: str, older_th
     made, seconds = trained(core, grown, WAYS[by])
 
     def outdated() -> bool:
-        return core.database.newest() != last and bool(_left_out(core, left, returning)[0].any())
+        return core.database.newest() != last and bool(_left_out(core, left).any())
 
     steps = {f"{name}_up_to": coarse(number) for name, number in found._asdict().items() if isinstance(number, int)}
-    replace_base(core, LEARNED, live, change, made, returned=returned, outdated=outdated, by=WAYS[by], data=steps)
+    replace_base(core, LEARNED, live, change, made, outdated=outdated, by=WAYS[by], data=steps)
     return found._replace(seconds=seconds)
 
 
@@ -132,35 +124,9 @@ def _read(core: Core, path: str | Path, train: Dataset) -> pd.DataFrame:
     return pd.concat(kept, ignore_index=True)
 
 
-def _left_out(core: Core, rows: pd.DataFrame, returning: str) -> tuple[np.ndarray, set[Tokens]]:
-    """Which rows stay out (n,), and the users, items and pairs of the others that return."""
-    key, deleted, notes = core.key, core.deleted(), core.deleted(notes=True)
-    waiting = {pair_hash(key, *form) for form in core.tokens("true")}
-    days = {entry["time"][:10] for entry in core.database.entries() if entry["what"] in (PUBLISHED, *TRAINED)}
-    user, item, time = (core.config[field] for field in ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD"))
-    times = rows[time] if time in rows else pd.Series(np.nan, index=rows.index)
-    if returning == "keep" and not times.max() < datetime.datetime.now().timestamp() + 2 * 86400:
-        raise UnlearnError(f"returning=keep needs a column {time} with times in seconds since 1970.")
-
-    @functools.cache
-    def last(form: Tokens) -> tuple[str, bool]:
-        """The last day on which it was deleted, empty if it was not, and whether it is hidden now."""
-        hash = pair_hash(key, *form)
-        if hash in waiting:
-            return _NEVER, True
-        if hash not in deleted and pair_hash(key, *form, "returned") not in notes:
-            return "", False
-        return max((day for day in days if pair_hash(key, *form, day) in notes), default=_NEVER), hash in deleted
-
-    out, returned = np.zeros(len(rows), dtype=bool), set[Tokens]()
-    for place, (own, target, moment) in enumerate(zip(rows[user], rows[item], times, strict=True)):
-        forms = [form for form in ((own, target), (None, target), (own, None)) if last(form)[0]]
-        if forms:
-            day = "" if np.isnan(moment) else datetime.datetime.fromtimestamp(moment, datetime.UTC).date().isoformat()
-            hidden = {form for form in forms if last(form)[1]}
-            out[place] = any(day <= last(form)[0] for form in forms) or (returning == "drop" and bool(hidden))
-            returned |= set() if out[place] else hidden
-    return out, returned
+def _left_out(core: Core, rows: pd.DataFrame) -> np.ndarray:
+    """Which rows (n,) were deleted, or are asked for."""
+    return core.suppression().of(*(rows[core.config[field]] for field in ("USER_ID_FIELD", "ITEM_ID_FIELD")))
 
 
 def _known(core: Core, rows: pd.DataFrame, retain: Splits) -> np.ndarray:

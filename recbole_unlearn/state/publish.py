@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from recbole_unlearn.data import Source, Splits
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.recbole_compat import own_randomness
-from recbole_unlearn.state.context import LAST, NOTE, Core, Span, Tokens, pair_hash, span, versions
+from recbole_unlearn.state.context import LAST, Core, Span, Tokens, pair_hash, span, versions
 from recbole_unlearn.state.database import CLEARED, PUBLISHED, REBUILT, RETRAINED, TRAINED, now, packed, unpacked
 from recbole_unlearn.state.deltas import NewBase, write_base
 from recbole_unlearn.state.live import LiveModel, read_moments, squared_norm
@@ -96,24 +96,18 @@ def finish(core: Core) -> None:
 
 def replace_base(
     core: Core, what: str, live: LiveModel, change: int, new: NewBase, which: str = "",
-    returned: Collection[Tokens] = (), about: Mapping[str, Any] | None = None,
-    outdated: Callable[[], bool] = lambda: False, **entry: Any,
+    about: Mapping[str, Any] | None = None, outdated: Callable[[], bool] = lambda: False, **entry: Any,
 ) -> int:  # fmt: skip
     """Make ``new`` the base and requests final, and return how many; one transaction, and one entry of the ledger.
 
     Final are the requests up to ``change``, or those of the condition ``which``; ``live`` has the data without them.
-    ``returned`` are deleted pairs that may be in the data again, and ``about`` is what is said of a model with other
-    settings. It is refused if the new data is ``outdated`` by a request that was submitted meanwhile.
+    ``about`` is what is said of a model with other settings. It is refused if the new data is ``outdated`` by a
+    request that was submitted meanwhile.
     """
-    before, database, today = core.fingerprint(), core.database, now()[:10]
+    before, database = core.fingerprint(), core.database
     (data, left), which = live.kept(), which or f"change <= {change}"
-    pairs = _final_pairs(core, data.retain, which)
-    hashes = core.deleted() - {pair_hash(core.key, *one) for one in returned}
-    hashes |= {pair_hash(core.key, *one) for one in pairs}
-    notes = {*((one, today) for one in pairs), *((one, "returned") for one in returned)}
-    noted = core.deleted(notes=True) | {pair_hash(core.key, *one, note) for one, note in notes}
-    hashes |= {NOTE + hash for hash in noted}
-    base = write_base(core.store, new, hashes)
+    pairs = {pair_hash(core.key, *one) for one in _final_pairs(core, data.retain, which)}
+    base = write_base(core.store, new, core.deleted() | pairs)
     places = [np.cumsum(mask) - 1 for mask in left]
     with database.transaction():
         if outdated():

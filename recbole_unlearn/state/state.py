@@ -162,21 +162,17 @@ class State:
         """As :meth:`retrain`, from an SVD of the retained data and in a few epochs: as exact, and within seconds."""
         return self._train(REBUILT, older_than)
 
-    def learn(
-        self, data: str | Path, by: str | None = None, returning: str = "drop", older_than: Span | None = None
-    ) -> Learned:
+    def learn(self, data: str | Path, by: str | None = None, older_than: Span | None = None) -> Learned:
         """Append new interactions, users and items to the data, train a model on all of it, and publish.
 
         Args:
             data: a `.inter`, CSV, TSV or parquet file with the dataset's columns, or a folder of such files.
             by: "rebuild" or "retrain"; rebuild when None and the model was measured to suit it.
-            returning: "keep" learns a row of a deleted user, item or pair that is newer than the publication of the
-                deletion; "drop" leaves it out, as all older ones.
             older_than: as for :meth:`retrain`; pending requests stay pending without it.
 
         """
         with worker.alone(self.core):
-            found = learn(self.core, data, by, returning, older_than)
+            found = learn(self.core, data, by, older_than)
             if older_than is not None:
                 list(worker.run(self.core, None))
             return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -58,31 +57,22 @@ def deleted_in(known: Suppression, splits: Splits) -> dict[str, int]:
     return found
 
 
-def _count(known: Suppression, *columns: Sequence[object]) -> int:
-    """How many distinct pairs are suppressed; text such as 196.0, which a table with gaps has, also means 196.
-
-    Users and items are looked up once each, and a pair of others by one hash.
-    """
-    if not len(known):
-        return 0
-    (users, user_names), (items, item_names) = map(_coded, columns)
-    distinct = np.unique((users * len(item_names) + items)[(users >= 0) & (items >= 0)])
-    pairs = np.stack(np.divmod(distinct, max(1, len(item_names))))
-    whole_user = np.array([any(known.has(form, None) for form in own) for own in user_names], dtype=bool)
-    whole_item = np.array([any(known.has(None, form) for form in own) for own in item_names], dtype=bool)
-    whole = whole_user[pairs[0]] | whole_item[pairs[1]]
-    single = sum(
-        any(known.has(*one) for one in itertools.product(user_names[user], item_names[item]))
-        for user, item in pairs[:, ~whole].T.tolist()
-    )
-    return int(whole.sum()) + single
+def _count(known: Suppression, users: Sequence[object], items: Sequence[object]) -> int:
+    """How many distinct pairs are suppressed; text such as 196.0, which a table with gaps has, also means 196."""
+    pairs = pd.DataFrame({"user": _names(users), "item": _names(items)}).dropna().drop_duplicates()
+    plain = pairs.replace(r"^(\d+)\.0$", r"\1", regex=True)
+    forms = [pairs] if plain.equals(pairs) else [pairs, plain]
+    found = [
+        known.of(*(form[side].tolist() for form, side in zip(pair, pairs, strict=True)))
+        for pair in itertools.product(forms, repeat=2)
+    ]
+    return int(np.any(found, axis=0).sum())
 
 
-def _coded(column: Sequence[object]) -> tuple[np.ndarray, list[set[str]]]:
-    """The values of a column by their numbers, -1 for an empty one, and the forms of each distinct token."""
+def _names(column: Sequence[object]) -> np.ndarray:
+    """The tokens in a column, each distinct value made one once; None for an empty one."""
     codes, values = pd.factorize(pd.Series(column))
-    own, names = pd.factorize(np.array([*tokens(values.tolist()), None], dtype=object))  # the last for -1
-    return own[codes], [{name, re.sub(r"^(\d+)\.0$", r"\1", name)} for name in names]
+    return np.array([*tokens(values.tolist()), None], dtype=object)[codes]
 
 
 def check(core: Core, path: str | Path) -> dict[str, int]:

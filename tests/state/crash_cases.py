@@ -65,7 +65,7 @@ STEPS = {
     "publish": Step(State.publish, "abc", "d", lambda state: [publish.publish(state.core)]),
     "learn": Step(
         lambda state: state.learn(week()), "a", "b",
-        lambda state: [learn.learn(state.core, week(), None, "drop", None)],
+        lambda state: [learn.learn(state.core, week(), None, None)],
     ),
     **{
         name: Step(

@@ -61,34 +61,6 @@ def test_a_week_is_learned_and_what_was_deleted_stays_out(make_state, model, by)
     assert state.ledger() == ledger
 
 
-def test_a_person_who_returns_is_learned_from_then_on_and_only_if_asked(make_state):
-    """Older rows of theirs stay out for good, also when their newer ones are learned."""
-    state, item = make_state(), some("u8", 1)["item_id"][0]
-    state.submit({"user_id": "u8"}, id="a")
-    state.run()
-    state.publish()
-    today, tomorrow = NOW - 60, NOW + 86400
-    rows = [
-        ("u8", item, 4.0, today),
-        ("u8", "i1", 4.0, tomorrow),
-        ("u8", item, 4.0, tomorrow),
-        ("n", "i1", 4.0, today),
-    ]
-    assert state.learn(week(*rows))[:5] == (1, 1, 0, 0, 3)
-    assert state.learn(week(*rows), returning="keep")[:5] == (2, 1, 0, 1, 1)
-    assert {pair for pair in pairs_of(state) if pair[0] == "u8"} == {("u8", "i1"), ("u8", item)}
-    assert len(state.recommend("u8", 3)) == 3  # not suppressed as a whole any more
-    state.verify()
-    assert state.learn(week(*rows, ("u8", item, 3.0, 9e8)), returning="keep")[3:5] == (3, 2)
-    state.submit({"user_id": "u8"}, id="again")
-    later = week(("u8", "i5", 4.0, tomorrow), ("m", "i5", 4.0, today))
-    assert state.learn(later, returning="keep")[3:5] == (0, 1)  # asked for: out, whenever it was
-    state.run()
-    state.publish()
-    state.verify()
-    assert not {pair for pair in pairs_of(state) if pair[0] == "u8"}
-
-
 @pytest.mark.parametrize("user", ["u12", "u11"])
 def test_a_request_that_is_submitted_during_the_training_is_not_passed_over(make_state, monkeypatch, key_file, user):
     state, train = make_state(), learn.trained
@@ -116,7 +88,6 @@ def test_a_request_that_is_submitted_during_the_training_is_not_passed_over(make
     (week, {"rows": [("u1", "i1", "four", NOW)]}, "rating is not a number in 1 rows"),
     (week, {"rows": [("", "i1")]}, "user_id is empty, or a reserved name in 1 rows"),
     (week, {"rows": [("[removed-3]", "i1")]}, "a reserved name"),
-    (week, {"rows": [("u1", "new", 4.0, NOW * 1000)], "returning": "keep"}, "with times in seconds since 1970"),
     (week, {"by": "magic"}, "by=magic is not known; give rebuild or retrain"),
     (lambda: "nowhere.csv", {}, "nowhere.csv cannot be read"),
 ])  # fmt: skip
