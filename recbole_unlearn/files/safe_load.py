@@ -258,17 +258,6 @@ def _tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
     return flat.as_strided(shape, steps, offset if count else 0).clone(memory_format=torch.contiguous_format)
 
 
-def _sparse_tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
-    require(made.args[0].args == ("torch.sparse_coo",), "a sparse tensor that is not in coordinate form")
-    indices, values, size = builder.build(made.args[1])[:3]
-    tensors = isinstance(indices, torch.Tensor) and isinstance(values, torch.Tensor)
-    shape = _whole_numbers(size)
-    fits = tensors and indices.dim() == 2 and values.dim() == 1 and len(indices) == len(shape)
-    require(fits and indices.shape[1] == len(values), "a sparse tensor whose parts do not fit")
-    places = [_places(axis, length) for axis, length in zip(indices.numpy(), shape, strict=True)]
-    return torch.sparse_coo_tensor(torch.from_numpy(np.stack(places)), values, shape, check_invariants=True)
-
-
 def _places(values: np.ndarray, size: int) -> np.ndarray:
     """Places on an axis of ``size`` as int64, all of them inside: the code of scipy and torch trusts them."""
     inside = values.dtype.kind in "iu" and values.ndim == 1 and ((values >= 0) & (values < size)).all()
@@ -327,11 +316,8 @@ def _sparse(builder: _Builder, made: StandIn) -> Any:
     form, state = made.maker.name[:3], builder.build(made.state)
     shape = _whole_numbers(state.get("_shape"))
     require(len(shape) == 2, "a sparse matrix of such a shape")
-    builder.charge(8 * sum(shape))  # in other forms it has memory for each line or column
-    if form == "coo" and isinstance(state.get("coords"), tuple):  # as scipy has it since 1.13
-        state = state | dict(zip(("row", "col"), state["coords"], strict=True))
-    keys = {"coo": ("data", "row", "col"), "lil": ("data", "rows", "rows")}
-    parts = [state.get(key) for key in keys.get(form, ("data", "indices", "indptr"))]
+    builder.charge(8 * sum(shape))  # it has memory for each line or column
+    parts = [state.get(key) for key in (("data", "rows", "rows") if form == "lil" else ("data", "indices", "indptr"))]
     fits = all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts)
     require(fits, "a sparse matrix without its parts")
     data, first, second = parts
@@ -344,11 +330,8 @@ def _sparse(builder: _Builder, made: StandIn) -> Any:
         data = np.array([float(value) for several in data for value in several])
         first = np.repeat(np.arange(shape[0]), counts)
     require(data.dtype.kind in "biuf" and data.dtype.itemsize <= 8, "a sparse matrix of other than numbers")
-    if form in ("coo", "lil"):
-        first, second = _places(first, shape[0]), _places(second, shape[1])
-        require(len(data) == len(first) == len(second), "a sparse matrix whose parts differ in length")
-        found = sp.coo_matrix((data, (first, second)), shape)
-        return found.tolil() if form == "lil" else found
+    if form == "lil":
+        return sp.coo_matrix((data, (first, _places(second, shape[1]))), shape).tolil()
     lines, width = shape if form == "csr" else shape[::-1]
     columns, starts = _places(first, width), _places(second, len(first) + 1)
     rising = len(starts) == lines + 1 and starts[0] == 0 and (np.diff(starts) >= 0).all()
@@ -399,14 +382,14 @@ _CONSTRUCTORS: dict[str, dict[str, _Constructor]] = {
     "collections": {"OrderedDict": _dict, "defaultdict": _dict}, "_codecs": {"encode": _encoded},
     "torch": {
         "_rebuild_tensor": _tensor, "_rebuild_tensor_v2": _tensor, "_rebuild_parameter": _parameter,
-        "_rebuild_parameter_with_state": _parameter, "_rebuild_sparse_tensor": _sparse_tensor,
-        "Size": lambda _, made: _whole_numbers(made.args[0]), "device": _as_is, "_get_layout": _as_is,
+        "_rebuild_parameter_with_state": _parameter,
+        "Size": lambda _, made: _whole_numbers(made.args[0]), "device": _as_is,
     },
     "numpy": {
         "dtype": _dtype, "scalar": _scalar, "_reconstruct": _reconstructed,
         "_frombuffer": lambda builder, made: _array(builder, *builder.build(made.args)),
     },
-    "scipy": {f"{form}_{kind}": _sparse for form in ("csr", "csc", "coo", "lil") for kind in ("matrix", "array")},
+    "scipy": {f"{form}_{kind}": _sparse for form in ("csr", "csc", "lil") for kind in ("matrix", "array")},
     "pandas": {"DataFrame": _frame, "_new_Index": _index, "BlockManager": _as_is, "_unpickle_block": _as_is},
 }  # fmt: skip
 _ARGUMENTS = {
