@@ -53,9 +53,9 @@ PARTS: list[tuple[str, Any, str]] = [
     ("file", Store, "write"),
     ("database", database.Database, "rows"),
     ("database", database.Database, "transaction"),
-    ("database", worker, "working"),
+    ("database", worker, "claimed"),
 ]
-CONTEXTS = ("transaction", "working")  # those that are used by `with`
+CONTEXTS = ("transaction", "claimed")  # those that are used by `with`
 
 
 class Clock:

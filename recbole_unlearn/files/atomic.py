@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -59,7 +60,7 @@ def _unused(folder: Path, prefix: str, suffix: str) -> Path:
 
 def _cannot_write(path: Path, error: OSError) -> UnlearnError:
     return UnlearnError(
-        f"Cannot write {path}: {error.strerror or error}. Free some space or choose another directory."
+        f"Cannot write {path}: {error.strerror or error}. Check the disk and its space, or choose another directory."
     )
 
 
@@ -120,24 +121,16 @@ def make_directory(path: str | os.PathLike) -> Path:
         ) from error
 
 
-def remove_stale(directory: Path, pattern: str) -> int:
-    """Remove temporary files and directories that no process has locked; returns how many."""
-    removed = 0
+def remove_stale(directory: Path, pattern: str) -> None:
+    """Remove temporary files and directories that no process has locked."""
     for entry in directory.glob(pattern):
         try:
             descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue  # a process is writing to it
-        else:
+        if _locked(descriptor):  # else a process is writing to it
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
-            removed += 1
-        finally:
-            os.close(descriptor)
-    return removed
+        os.close(descriptor)
 
 
 def refuse_result(directory: Path, replace: bool) -> None:
@@ -163,19 +156,29 @@ def made(path: str | os.PathLike) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def claimed(directory: Path) -> Iterator[None]:
-    """Lock a directory for this process; refused while another process holds it."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
+def claimed(directory: Path, busy: str = "", patience: float = 0.0) -> Iterator[None]:
+    """Lock a directory for this process; refused with ``busy`` when another one holds it for ``patience`` seconds."""
+    until = time.monotonic() + patience
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            descriptor = os.open(directory, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            while not _locked(descriptor):
+                if time.monotonic() >= until:
+                    advice = "Wait for it, or choose another --output_dir."
+                    raise UnlearnError(busy or f"Another run is writing to {shown(directory)}. {advice}")
+                time.sleep(0.005)
         except OSError as error:
-            raise UnlearnError(
-                f"Another run is writing to {shown(directory)}. Wait for it, or choose another --output_dir."
-            ) from error
+            raise _cannot_write(directory, error) from error
         yield
-    finally:
-        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock a file, unless another process has; the system releases it when it is closed, or the process ends."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 @contextlib.contextmanager

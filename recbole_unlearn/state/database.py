@@ -33,12 +33,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import sqlite3
 import stat
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -426,28 +424,3 @@ def _make_private(folder: Path, new: bool) -> None:
             f"The state {shown(folder)} must be private, and its mode cannot be changed: {error.strerror}. Its owner "
             f"can run: chmod -R go= {shown(folder)}"
         ) from error
-
-
-@contextlib.contextmanager
-def working(folder: Path, patience: float) -> Iterator[None]:
-    """Hold the lock of the worker; refused when another process has it for ``patience`` seconds."""
-    until = time.monotonic() + patience
-    with contextlib.ExitStack() as stack:
-        try:
-            descriptor = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= until:
-                        raise
-                time.sleep(0.005)
-        except OSError as error:
-            why = f"Cannot work on the state {shown(folder)}: {error.strerror}. Check the disk and its permissions."
-            if isinstance(error, BlockingIOError):
-                why = f"Another process is working on the state {shown(folder)}. Wait for it; new requests can be "
-                why += "submitted meanwhile."
-            raise UnlearnError(why) from error
-        yield

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
+from recbole_unlearn.files import claimed
 from recbole_unlearn.recbole_compat import own_environment
 from recbole_unlearn.state.context import Core, Receipt, Span, span, versions
-from recbole_unlearn.state.database import CLEARED, STEPS, asked, now, working
+from recbole_unlearn.state.database import CLEARED, STEPS, asked, now
 from recbole_unlearn.state.deltas import digest
 from recbole_unlearn.state.publish import finish
 from recbole_unlearn.state.submit import refuse_emptying
@@ -28,7 +29,11 @@ def alone(core: Core, patience: float | None = None) -> Iterator[None]:
 
     What a failed step wrote is removed. Files from before stay: while one is there, a publication is not finished.
     """
-    with working(core.folder, PATIENCE if patience is None else patience), own_environment():
+    busy = (
+        f"Another process is working on the state {shown(core.folder)}. Wait for it; new requests can be submitted "
+    )
+    busy += "meanwhile."
+    with claimed(core.folder, busy, PATIENCE if patience is None else patience), own_environment():
         threads = core.config["threads"]
         torch.set_num_threads(1 if threads == "auto" else threads)  # a request touches few rows
         if core.store.names() - core.named_files():
