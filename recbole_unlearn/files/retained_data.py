@@ -12,7 +12,6 @@ vocabulary or a missing column would end in the middle of a training.
 
 import logging
 import pickle
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,14 +42,15 @@ _DEPTH = {FeatureType.FLOAT: 1, FeatureType.FLOAT_SEQ: 2}  # of numbers with the
 # The attributes of a dataset of RecBole, apart from its config, its logger and its path.
 _ATTRIBUTES: dict[str, type] = {
     "dataset_name": str, "field2type": dict, "field2source": dict, "field2id_token": dict, "field2token_id": dict,
-    "field2bucketnum": dict, "field2seqlen": dict, "alias": dict, "_preloaded_weight": dict, "uid_field": str,
-    "iid_field": str, "feat_name_list": list, "file_size_list": list, "inter_feat": pd.DataFrame,
+    "field2bucketnum": dict, "field2seqlen": dict, "alias": dict, "uid_field": str, "iid_field": str,
+    "feat_name_list": list, "file_size_list": list, "inter_feat": pd.DataFrame,
 }  # fmt: skip
 # The values of those that are mappings by field.
 _CONTENT: dict[str, Any] = {
     "field2type": FeatureType, "field2source": (FeatureSource, str), "field2bucketnum": int, "field2seqlen": int,
-    "alias": (list, np.ndarray), "_preloaded_weight": np.ndarray,
+    "alias": (list, np.ndarray),
 }  # fmt: skip
+_TABLES = ("inter_feat", "user_feat", "item_feat", "kg_feat")
 _OPTIONAL = ("user_feat", "item_feat", "label_field", "time_field", "_rest_fields")
 # Those of a knowledge-aware model: fields that the config names, and dicts between tokens.
 _GRAPH = {
@@ -153,66 +153,36 @@ def used_values(dataset: Dataset) -> dict[str, torch.Tensor]:
 
 
 def _lines_in_use(dataset: Dataset, name: str) -> torch.Tensor | slice:
-    """The lines of a table about interactions, their users and items; of others, those that name no absent one."""
-    if name in ("inter_feat", "kg_feat"):  # facts about items that are gone are removed before (`data/`)
-        return slice(None)
-    owners = (dataset.uid_field, dataset.iid_field)
-    present = {field: torch.unique(dataset.inter_feat[field]) for field in owners}
-    if name in ("user_feat", "item_feat"):  # a line for each id, in their order
-        return present[dataset.uid_field if name == "user_feat" else dataset.iid_field]
-    feat = getattr(dataset, name)
-    inside = torch.ones(len(feat), dtype=torch.bool)
-    for owner, ids in present.items():
-        known = torch.cat([torch.zeros(1, dtype=ids.dtype), ids])
-        for field in _same_vocabulary(dataset, owner):
-            if field in feat.columns:
-                inside &= torch.isin(feat[field], known).reshape(len(feat), -1).all(dim=1)
-    return inside
-
-
-def _same_vocabulary(dataset: Dataset, field: str) -> list[str]:
-    """``field`` and the fields that RecBole numbers together with it (``alias_of_user_id``)."""
-    groups = [[str(name) for name in names] for names in dataset.alias.values()]
-    return next((names for names in groups if field in names), [field])
+    """The lines of a table about users or items, one for each id in their order, that interactions have."""
+    owner = {"user_feat": dataset.uid_field, "item_feat": dataset.iid_field}.get(name)
+    # Facts about items that are gone are removed before (`data/`).
+    return slice(None) if owner is None else torch.unique(dataset.inter_feat[owner])
 
 
 def blank_unused(dataset: Dataset) -> None:
     """Blank all values that no interaction of ``dataset`` uses; its tables are replaced, never written to."""
-    used = used_values(dataset)
-    for owner in (dataset.uid_field, dataset.iid_field):
-        # A user without an interaction has no name here, also where a column of another user mentions them.
-        used |= dict.fromkeys(_same_vocabulary(dataset, owner), used[owner])
-    rows = {field: values.numpy() for field, values in used.items()}
+    rows = {field: values.numpy() for field, values in used_values(dataset).items()}
     dataset.field2id_token, dataset.field2token_id = {**dataset.field2id_token}, {**dataset.field2token_id}
-    none = np.zeros(0, dtype=np.int64)
     for field in dataset.field2id_token:  # placeholders keep the numbering and tell nothing
         tokens = np.array(dataset.field2id_token[field], dtype=object)
-        unused = np.setdiff1d(np.arange(1, len(tokens)), rows.get(field, none))
+        unused = np.setdiff1d(np.arange(1, len(tokens)), rows.get(field, []))
         tokens[unused] = [f"[removed-{number}]" for number in unused]
         dataset.field2id_token[field] = tokens.astype(str)
         dataset.field2token_id[field] = {token: number for number, token in enumerate(tokens)}
-    lines = {name: _lines_in_use(dataset, name) for name in dataset.feat_name_list if name != "inter_feat"}
-    keys = {"user_feat": dataset.uid_field, "item_feat": dataset.iid_field}
-    for name, kept in lines.items():
-        feat = getattr(dataset, name)
-        if name not in keys:
-            setattr(dataset, name, feat[kept])
+    for name, key in (("user_feat", dataset.uid_field), ("item_feat", dataset.iid_field)):
+        if name not in dataset.feat_name_list:
             continue
+        feat, kept = getattr(dataset, name), _lines_in_use(dataset, name)
         # Zeros in all other lines, 0 too, which RecBole fills with the mean over all users: from it the value of the
         # one who is missing could be worked out.
         columns = {field: torch.zeros_like(value) for field, value in feat.interaction.items()}
         for field, blank in columns.items():
             blank[kept] = feat[field][kept]
-        setattr(dataset, name, Interaction(columns | {keys[name]: feat[keys[name]]}))
+        setattr(dataset, name, Interaction(columns | {key: feat[key]}))
     if hasattr(dataset, "item2entity"):
         known = dataset.field2token_id[dataset.iid_field]
         dataset.item2entity = {item: entity for item, entity in dataset.item2entity.items() if item in known}
         dataset.entity2item = {entity: item for item, entity in dataset.item2entity.items()}
-    weights = {}
-    for field, matrix in dataset._preloaded_weight.items():  # a row for each value of a field
-        weights[field] = np.zeros_like(matrix)
-        weights[field][rows.get(field, none)] = matrix[rows.get(field, none)]
-    dataset._preloaded_weight = weights
 
 
 def read_dataset(path: Path, config: Config) -> tuple[Dataset, Clock | None, np.ndarray | None, tuple[Done, ...]]:
@@ -249,7 +219,7 @@ def read_dataset(path: Path, config: Config) -> tuple[Dataset, Clock | None, np.
         dataset.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         dataset.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
     names = (*_ATTRIBUTES, *state["feat_name_list"], *_OPTIONAL, *(_LINKS if fields else ()))
-    dataset.__dict__.update({name: state.get(name) for name in names} | fields)
+    dataset.__dict__.update({name: state.get(name) for name in names} | fields | {"_preloaded_weight": {}})
     dataset.dataset_path = config["data_path"]  # a path is not taken from a file
     dataset.config, dataset.logger = config, logging.getLogger()
     dataset.benchmark_filename_list = PARTS
@@ -269,10 +239,6 @@ def _check_state(state: Mapping[str, Any], name: str) -> None:
         require(named, f"{key} is odd")
     for key in ("field2bucketnum", "field2seqlen"):
         require(all(0 <= number <= MOST_BUCKETS for number in state[key].values()), f"{key} is odd")
-    for field, matrix in state["_preloaded_weight"].items():
-        numbers = matrix.dtype.kind in "iuf" and np.isfinite(matrix).all()
-        fits = matrix.ndim == 2 and len(matrix) == len(state["field2id_token"].get(field, ()))
-        require(numbers and fits, "its preloaded weights are odd")
     for key in ("label_field", "time_field"):
         require(isinstance(state.get(key), (str, type(None))), f"{key} is odd")
     owners = {state["uid_field"], state["iid_field"]}
@@ -289,7 +255,7 @@ def _check_state(state: Mapping[str, Any], name: str) -> None:
     kept = {"inter_feat"} | {table for table in ("user_feat", "item_feat") if state.get(table) is not None}
     require(kept <= set(tables), "its tables are not in the list of its tables")
     for table in tables:
-        fits = re.fullmatch(r"\w{1,50}_feat", table) and isinstance(state.get(table), pd.DataFrame)
+        fits = table in _TABLES and isinstance(state.get(table), pd.DataFrame)
         require(fits, "a table is missing or has an odd name")
         for column in state[table]:
             try:

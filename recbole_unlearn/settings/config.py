@@ -437,11 +437,16 @@ def _refuse_code_and_paths(config: Config) -> None:
     """Refuse values that RecBole would evaluate as code, or put into the names of files that it opens."""
     if config["model"] == "KD_DAGFM" and config["teacher"] not in _TEACHERS:
         raise UnlearnError(f"teacher={config['teacher']!r} is not valid: choose from {', '.join(_TEACHERS)}.")
-    for key in ("benchmark_filename", "additional_feat_suffix"):
-        names = [config[key]] if isinstance(config[key], str) else config[key] or []
-        is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-        if not is_list or not all(re.fullmatch(r"\w[\w.+-]{0,99}", name) for name in names):
-            raise UnlearnError(f"{key}={config[key]!r} is not valid: expected a list of names, without paths.")
+    names = config["benchmark_filename"] or []
+    is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if not is_list or not all(re.fullmatch(r"\w[\w.+-]{0,99}", name) for name in names):
+        raise UnlearnError(f"benchmark_filename={names!r} is not valid: expected a list of names, without paths.")
+    for key in ("additional_feat_suffix", "preload_weight", "alias_of_user_id", "alias_of_item_id"):
+        if config[key]:
+            raise UnlearnError(
+                f"{key}={config[key]!r}: tables and names besides those of interactions, users and items are not "
+                "unlearned. Leave it out."
+            )
 
 
 def refuse_unmeasured(config: Config) -> None:

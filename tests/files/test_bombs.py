@@ -235,7 +235,6 @@ ODD = {
     "a long token": (long_token, "user_id has an entry that is much longer"),
     "a long list": (long_history, "kind has an entry that is much longer"),
     "many buckets": (lambda dataset: dataset.field2bucketnum.update(x=10**7), "field2bucketnum is odd"),
-    "few weights": (lambda dataset: dataset._preloaded_weight.update(city=np.zeros((1, 2))), "preloaded weights"),
 }
 
 

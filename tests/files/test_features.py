@@ -2,14 +2,12 @@
 
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.data import load
-from recbole_unlearn.files import blank_unused, read_dataset
+from recbole_unlearn.files import read_dataset
 from recbole_unlearn.rows import find_features, find_tables
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model, train
@@ -194,22 +192,8 @@ def test_a_model_with_a_table_for_each_field(values):
     assert tables == {"user_embedding.weight", "item_embedding.weight"}
 
 
-def test_additional_tables_do_not_name_the_deleted(values):
-    """Links between users and vectors of users: lines about a user who is gone are dropped, weights are zero."""
-    extra = {
-        "additional_feat_suffix": ["net", "vec"], "alias_of_user_id": ["source", "target", "vid"],
-        "load_col": COLUMNS | {"net": ["source", "target"], "vec": ["vid", "vector"]},
-        "preload_weight": {"vid": "vector"},
-    }  # fmt: skip
-    train_data = load(UnlearnConfig("BPR", "telling", config_dict=values | extra)).splits.train
-    gone = train_data.token2id("user_id", f"u{USER}")
-    dataset = train_data.copy(train_data.inter_feat[train_data.inter_feat["user_id"] != gone])
-    blank_unused(dataset)
-    for field in ("user_id", "source", "target", "vid"):
-        assert f"u{USER}" not in dataset.field2token_id[field]
-        assert dataset.field2id_token[field][gone] == f"[removed-{gone}]"
-    assert (len(dataset.net_feat), len(dataset.vec_feat)) == (USERS - 2, USERS - 1)
-    assert (dataset._preloaded_weight["vid"][gone] == 0).all()
-    assert np.count_nonzero(dataset._preloaded_weight["vid"]) == 2 * USERS - 3
-    assert len(train_data.net_feat) == USERS  # what was given is left as it is
-    assert train_data._preloaded_weight["vid"][gone].any()
+@pytest.mark.parametrize("extra", [
+    {"additional_feat_suffix": ["net"]}, {"alias_of_user_id": ["source"]}, {"preload_weight": {"vid": "vector"}},
+])  # fmt: skip
+def test_tables_that_are_not_unlearned_are_refused(values, extra):
+    refused("besides those of interactions", UnlearnConfig, "BPR", "telling", config_dict=values | extra)
