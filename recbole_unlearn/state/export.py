@@ -181,16 +181,23 @@ def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors] | None]:
 
     Refused unless the ledger knows the fingerprint.
     """
+    names = (VECTORS, *(f"{side}.parquet" for side in TABLES))
     try:
         about = read_json(folder / ABOUT)
-        schema, fingerprint, named = int(about["schema"]), about["fingerprint"], (about["model"], about["dataset"])
-        has_vectors, files = about["vectors"] is not None, about["files"]
+        schema, fingerprint, has_vectors = int(about["schema"]), about["fingerprint"], about["vectors"] is not None
+        contents = {name: read_regular(folder / name) for name in names if has_vectors}
+        if any(about["files"][name]["sha256"] != digest(content) for name, content in contents.items()):
+            raise ValueError("a file was changed")
+        tables = unpack(contents[VECTORS]) if has_vectors else {}
+        rows = [pd.read_parquet(io.BytesIO(contents[name]))["row"].to_numpy(np.int64) for name in names[1:] if tables]
+        vectors = [Vectors(tables[side], own) for side, own in zip(TABLES, rows, strict=has_vectors)]
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder, ABOUT) from error
+        raise UnlearnError(
+            f"{shown(folder)} is not what an export wrote: it was changed or damaged. Give another export, or none "
+            "for a full export."
+        ) from error
     if schema > SCHEMA:
         raise UnlearnError(f"{shown(folder)} is of a newer version of recbole-unlearn. Update recbole-unlearn.")
-    if named != (core.about("model"), core.about("dataset")):
-        raise UnlearnError(f"{shown(folder)} is an export of another model. Give one of this state.")
     entries = core.database.entries()
     last = max((one["number"] for one in entries if one.get("after") == fingerprint), default=None)
     if last is None:
@@ -203,23 +210,7 @@ def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors] | None]:
         return fingerprint, None
     if not has_vectors:
         raise UnlearnError(f"{shown(folder)} has no vectors, so there is no delta. Give another, or none.")
-    names = [f"{side}.parquet" for side in TABLES]
-    contents = {name: read_regular(folder / name) for name in (VECTORS, *names)}
-    try:
-        if any(files[name]["sha256"] != digest(content) for name, content in contents.items()):
-            raise _damaged(folder, VECTORS)
-        tables = unpack(contents[VECTORS])
-        rows = [pd.read_parquet(io.BytesIO(contents[name]))["row"].to_numpy(dtype=np.int64) for name in names]
-        return fingerprint, [Vectors(tables[side], own) for side, own in zip(TABLES, rows, strict=True)]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder, VECTORS) from error
-
-
-def _damaged(folder: Path, name: str) -> UnlearnError:
-    return UnlearnError(
-        f"{shown(folder / name)} is not what an export wrote: it was changed or damaged. Give another export, or "
-        "none for a full export."
-    )
+    return fingerprint, vectors
 
 
 def load_suppression(path: str | os.PathLike, key: str | os.PathLike | bytes | None = None) -> Suppression:
@@ -230,14 +221,15 @@ def load_suppression(path: str | os.PathLike, key: str | os.PathLike | bytes | N
     known = key if isinstance(key, bytes) else load_key(key, make=False)
     try:
         content = read_json(path, LARGEST_FILE)
-    except ValueError as error:
-        raise UnlearnError(f"{shown(path)} is damaged: it is not JSON. Export the state again.") from error
-    hashes = content.get("hashes") if isinstance(content, dict) else None
-    if not isinstance(hashes, list) or not all(isinstance(one, str) for one in hashes):
-        raise UnlearnError(f"{shown(path)} has no suppressed pairs. Give the suppression.json of an export.")
-    if content.get("schema") != SCHEMA:
+        schema, hashes = content["schema"], content["hashes"]
+        fits = known is not None and content["check"] == _list_hash(known, hashes)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnlearnError(
+            f"{shown(path)} has no suppressed pairs, or is damaged. Give the suppression.json of an export."
+        ) from error
+    if schema != SCHEMA:
         raise UnlearnError(f"{shown(path)} is of a newer version of recbole-unlearn. Update recbole-unlearn.")
-    if known is None or content.get("check") != _list_hash(known, hashes):
+    if known is None or not fits:
         raise UnlearnError(
             f"{shown(path)} does not fit the key: it was made with another one, or it was changed. Give the state's "
             "own key, or export the state again."

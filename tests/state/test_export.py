@@ -156,7 +156,7 @@ def test_an_export_of_another_state_or_a_damaged_one_is_refused(make_state, tmp_
     done(third, some("u3", 2))
     for one, name in ((other, "other"), (third, "third"), (state, "first")):
         one.export(tmp_path / name)
-    for since, what in (("other", "another model"), ("third", "another state"), ("nowhere", "no file")):
+    for since, what in (("other", "another state"), ("third", "another state"), ("nowhere", "no file")):
         refused(what, state.export, tmp_path / "out", since=tmp_path / since)
     for name in ("embeddings.safetensors", "users.parquet", "export.json"):
         path = tmp_path / "first" / name
@@ -275,7 +275,7 @@ def test_suppression_is_never_lost_by_a_wrong_key_or_a_changed_list(make_state, 
         (json.dumps(content | {"hashes": content["hashes"][1:]}), "does not fit the key"),
         (json.dumps(content | {"schema": 2}), "newer version"),
         ("[]", "has no suppressed pairs"),
-        ("{", "not JSON"),
+        ("{", "or is damaged"),
     ):
         path.write_text(changed)
         refused(what, load_suppression, path, key)
