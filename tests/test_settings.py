@@ -248,9 +248,9 @@ def own_modules(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("typed", "message"), [
-    ("no_models:X", "There is no module no_models in "),
-    ("typed_models.deeper:X", "There is no module typed_models.deeper in "),
-    ("needy_models:X", "needs nothing_of_this_name, which is not installed"),
+    ("no_models:X", "cannot be imported: ModuleNotFoundError: No module named 'no_models'"),
+    ("typed_models.deeper:X", "No module named 'typed_models.deeper'; 'typed_models' is not a package"),
+    ("needy_models:X", "cannot be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'"),
     ("broken_models:X", "cannot be imported: RuntimeError: out of"),
     ("typed_models:TypedBP", "has no class TypedBP. Did you mean TypedBPR?"),
     ("typed_models:Other", "typed_models:Other is not a model of RecBole"),

@@ -141,13 +141,9 @@ def typed_class(text: str) -> type:
         sys.path.insert(0, os.getcwd())
     try:
         imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if f"{module}.".startswith(f"{error.name}."):
-            where = f"in {os.getcwd()} or where Python looks for modules; check --model."
-            raise UnlearnError(f"There is no module {module} {where}") from error
-        raise UnlearnError(f"The module {module} needs {error.name}, which is not installed.") from error
     except Exception as error:  # the user's own code may fail in any way
-        raise UnlearnError(f"The module {module} cannot be imported: {one_line(error)}") from error
+        where = f"The module {module}, looked for in {os.getcwd()} too,"
+        raise UnlearnError(f"{where} cannot be imported: {one_line(error)}. Check --model.") from error
     found = getattr(imported, name, None)
     if found is None:
         classes = [key for key, value in vars(imported).items() if is_recommender(value)]
