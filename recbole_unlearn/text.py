@@ -4,6 +4,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from tabulate import tabulate
 
@@ -11,6 +12,13 @@ MISSING = "–"
 _SMALLEST_FACTOR = 0.001  # smaller factors are all shown as "<0.001x"
 _NARROWEST, _DEFAULT, _WIDEST = 60, 110, 120  # columns
 _GAP = 2  # spaces between two columns
+
+
+def properties_dir() -> Path:
+    """`properties/`: inside the package when installed from a wheel, at the top of a checkout otherwise."""
+    package = Path(__file__).resolve().parent
+    installed = package / "properties"
+    return installed if installed.is_dir() else package.parent / "properties"
 
 
 def counted(number: float | None, noun: str) -> str:

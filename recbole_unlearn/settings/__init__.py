@@ -23,15 +23,7 @@ from recbole_unlearn.settings.groups import (
     RunSettings,
     TuneSettings,
 )
-from recbole_unlearn.settings.inputs import (
-    LARGEST_FILE,
-    packaged,
-    parse_value,
-    properties_dir,
-    read_json,
-    read_regular,
-    read_yaml,
-)
+from recbole_unlearn.settings.inputs import LARGEST_FILE, packaged, parse_value, read_json, read_regular, read_yaml
 from recbole_unlearn.settings.supported_models import (
     KNOWLEDGE,
     SEQUENTIAL,
@@ -43,3 +35,4 @@ from recbole_unlearn.settings.supported_models import (
     scores_pairs,
     typed_class,
 )
+from recbole_unlearn.text import properties_dir

@@ -40,7 +40,8 @@ from recbole_unlearn.registry import AUTO, METHODS, quickest_exact
 from recbole_unlearn.settings import declare
 from recbole_unlearn.settings import supported_models as supported
 from recbole_unlearn.settings.groups import GROUPS, RECBOLE, Known
-from recbole_unlearn.settings.inputs import YamlLoader, properties_dir, read_yaml
+from recbole_unlearn.settings.inputs import YamlLoader, read_yaml
+from recbole_unlearn.text import properties_dir
 
 # How a run is carried out, without effect on its result: taken over from a config object, never from a file.
 _OF_THIS_MACHINE = ("eval_batch_size", "show_progress", "state")

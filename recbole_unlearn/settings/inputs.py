@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from recbole_unlearn.errors import UnlearnError, nearest, shown
+from recbole_unlearn.text import properties_dir
 
 LARGEST_YAML, LARGEST_JSON = 1 << 18, 1 << 24  # bytes
 LARGEST_FILE = min(64 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)  # half of the memory
@@ -42,13 +43,6 @@ def read_json(path: str | os.PathLike, largest: int = LARGEST_JSON) -> Any:
         return json.loads(read_regular(path, largest))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-
-
-def properties_dir() -> Path:
-    """`properties/`: inside the package when installed from a wheel, at the top of a checkout otherwise."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "properties"
-    return installed if installed.is_dir() else package.parent / "properties"
 
 
 def packaged(name: str | Path, folder: str, option: str) -> Path:

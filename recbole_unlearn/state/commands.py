@@ -16,28 +16,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import yaml
+
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.log import exit_code, saying, stopping, uninterrupted, without_warnings
 from recbole_unlearn.state.database import REBUILT, RETRAINED, Database
 from recbole_unlearn.state.status import lines_said, overview, status_json, status_text
-from recbole_unlearn.text import counted, width, wrapped
+from recbole_unlearn.text import counted, properties_dir, width, wrapped
 
 if TYPE_CHECKING:  # imported by the commands that need the model
     from recbole_unlearn.state import Receipt, State
 
 Parse = Callable[[Sequence[str]], dict[str, Any]]
 
-ABOUT = "Deletion requests on a live model: a state directory keeps the model, its data, a queue and a ledger."
-EXAMPLES = """\
-examples:
-  recbole-unlearn requests init S --checkpoint=saved/BPR-Nov-16-2026_02-03-04.pth
-  recbole-unlearn requests submit S requests.csv --id=T-1041 --deadline=30d
-  recbole-unlearn requests run S
-  recbole-unlearn requests status S
-  recbole-unlearn requests publish S
-
-`recbole-unlearn requests COMMAND --help` says more; docs/requests.md has a complete example with its output.
-"""
 _POLL = 0.2  # seconds between two looks at the queue
 
 
@@ -68,7 +59,7 @@ def main(arguments: Sequence[str], parse: Parse, class_of: Callable[[str], Any])
     if given.model is not None:
         given.model = class_of(given.model)
     given.settings = parse(rest) if given.command == "init" else {}
-    do = COMMANDS[given.command][0]
+    do = COMMANDS[given.command]
     with stopping(), saying("the state is as its last finished step left it."), without_warnings():
         if given.command == "init":
             return do(None, given) or 0
@@ -83,18 +74,22 @@ def main(arguments: Sequence[str], parse: Parse, class_of: Callable[[str], Any])
 
 def _parser() -> _Parser:
     style: Any = lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=width())  # noqa: E731
+    said = yaml.safe_load((properties_dir() / "requests.yaml").read_text("utf-8"))
     parser = _Parser(
-        prog="recbole-unlearn requests", description=ABOUT, epilog=EXAMPLES, formatter_class=style, allow_abbrev=False
+        prog="recbole-unlearn requests", description=said["about"], epilog=said["examples"], formatter_class=style,
+        allow_abbrev=False,
     )  # fmt: skip
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=_Parser)
-    for name, (_, help, more, own) in COMMANDS.items():
-        text = wrapped(f"{help[:1].upper()}{help[1:]}. {more}".strip())
+    for name, own in said["commands"].items():
+        help = own["help"]
+        text = wrapped(f"{help[:1].upper()}{help[1:]}. {own.get('more', '')}".strip())
         command = commands.add_parser(name, help=help, description=text, formatter_class=style, allow_abbrev=False)
-        for spec, about, options in (*_SHARED, *own):
+        for spec, about in {**said["shared"], **own.get("arguments", {})}.items():
             flag, _, value = spec.partition(" ")
-            given: dict[str, Any] = {"metavar": value or flag} if value or flag.isupper() else {}
-            plain = flag if flag.startswith("-") else flag.lower()
-            command.add_argument(plain, help=about, **given, **options)
+            given = {"help": about} if isinstance(about, str) else about
+            given |= {"metavar": value or flag} if value or flag.isupper() else {}
+            given |= {"type": int} if isinstance(given.get("default"), int) else {}
+            command.add_argument(flag if flag.startswith("-") else flag.lower(), **given)
     return parser
 
 
@@ -182,7 +177,7 @@ def _run(state: State, given: Any) -> int:
             elif look and state.status().retraining_is_due:
                 look = False
                 print("The budget is spent.")
-                _train(state, given)
+                _rebuild(state, given)
             elif given.watch:
                 look = False
                 time.sleep(_POLL)
@@ -264,14 +259,18 @@ def _undoable(state: State) -> str:
     return f" {counted(number, 'younger request')} can still be undone." if number else ""
 
 
-def _train(state: State, given: Any, what: str = REBUILT) -> None:
-    """Train the model; what becomes final by that is said before."""
+def _rebuild(state: State, given: Any) -> None:
     _say_final(state, given, "pending")
-    seconds = (state.rebuild if what == REBUILT else state.retrain)(given.older_than)
-    _say_trained(state, what, "the retained data", seconds)
+    _say_trained(state, REBUILT, "the retained data", state.rebuild(given.older_than))
+
+
+def _retrain(state: State, given: Any) -> None:
+    _say_final(state, given, "pending")
+    _say_trained(state, RETRAINED, "the retained data", state.retrain(given.older_than))
 
 
 def _say_final(state: State, given: Any, also: str = "") -> None:
+    """Say before a training what becomes final by it."""
     from recbole_unlearn.state import publish
 
     found = publish.final(state.core, given.older_than)
@@ -309,110 +308,17 @@ def _adopt(state: State, given: Any) -> None:
     )
 
 
-_SHARED: list[tuple[str, str, dict[str, Any]]] = [
-    ("STATE", "the state directory", {}),
-    ("--hash_key FILE", "the key of the hashes; default RECBOLE_UNLEARN_KEY, or ~/.config/recbole_unlearn/key", {}),
-    ("--model package.module:Class", "the class of the model, if it is your own", {}),
-]  # fmt: skip
-_AGE: tuple[str, str, dict[str, Any]] = (
-    "--older_than SPAN", "make final what was submitted longer ago, such as 1d; what is younger can be undone", {}
-)  # fmt: skip
-# By command: its function, which returns the exit code or None for 0, help, more help, and arguments.
-COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, str, dict[str, Any]]]]] = {
-    "init": (
-        _init, "make a state of a trained model and its data",
-        "Further settings of the method are given as --key=value; `recbole-unlearn --help` lists those of obliviate.",
-        [
-            ("--checkpoint FILE", "of RecBole, or of an earlier run's output", {"required": True}),
-            ("--data_path DIR", "the folder of the data, if not RecBole's default", {}),
-        ],
-    ),
-    "submit": (
-        _submit, "check a request and put it into the queue",
-        "From now on its pairs are not recommended any more. The first word printed is its id. Lines that are "
-        "unknown, or were deleted before, are left out: their numbers are printed, and the exit code is 3. The same "
-        "request a second time is recognized.",
-        [
-            ("FILE", "CSV, TSV, JSON Lines or parquet; docs/deletion-requests.md", {}),
-            ("--id ID", "its name in the ledger, such as a ticket's number; never a person's name", {}),
-            ("--per COLUMN", "a column of the file, such as ticket: one request for each of its values, its id", {}),
-            ("--deadline WHEN", "from now, such as 30d or 12h, or a day such as 2026-12-01", {}),
-            ("--dry-run", "only say what would be queued", {"action": "store_true"}),
-        ],
-    ),
-    "run": (
-        _run, "carry out pending requests, in order", "",
-        [
-            ("--watch", "keep the model in memory, and wait for requests", {"action": "store_true"}),
-            ("--window SPAN", "carry out requests submitted within this span, such as 1h, as one", {}),
-            ("--rebuild", "rebuild the model whenever the budget is spent", {"action": "store_true"}), _AGE,
-        ],
-    ),
-    "status": (
-        _status, "show requests, deadlines, drift, and whether the model is exact and retraining due", "",
-        [
-            ("ID", "of one request alone", {"nargs": "?"}),
-            ("--json", "print JSON instead", {"action": "store_true"}),
-        ],
-    ),
-    "receipt": (
-        _receipt, "write a page and a JSON file about one request, for a data protection officer",
-        "It names no user and no item.",
-        [("ID", "of the request", {}), ("--out DIR", "where to, by default the current directory", {"default": "."})],
-    ),
-    "rollback": (
-        _rollback, "undo a request that is not published",
-        "The model before it is restored exactly; later requests are carried out again on top.",
-        [("ID", "of the request", {})],
-    ),
-    "publish": (_publish, "make requests that are done final, and destroy the data to undo them", "", [_AGE]),
-    "verify": (
-        _verify, "check ledger, files, fingerprints and data", "",
-        [("--head LINK", "a link of the ledger that you noted; finds a cut-off ledger", {})],
-    ),
-    "check": (
-        _check, "count deleted pairs in data that a model is about to be trained on", "",
-        [("DATASET", "a folder, or a .inter, .csv, .tsv or .parquet file", {})],
-    ),
-    "export": (
-        _export, "write checkpoint, data and vectors for serving", "",
-        [
-            ("OUT", "a new directory", {}),
-            ("--since EXPORT", "an earlier export: also write the vectors that moved since", {}),
-        ],
-    ),
-    "rebuild": (
-        _train, "make the model exact in seconds: train it on the retained data from their SVD, and publish it",
-        "Carries out pending requests first. As exact as `retrain`, and much faster.", [_AGE],
-    ),
-    "retrain": (
-        lambda state, given: _train(state, given, RETRAINED),
-        "train the model again on the retained data, and publish it", "", [_AGE],
-    ),
-    "learn": (
-        _learn, "add new interactions, users and items, train a model on all data, and publish it",
-        "What was deleted or is asked for stays out. Without new interactions nothing happens.",
-        [
-            ("DATA", "a folder, or a .inter, .csv, .tsv or .parquet file, with the dataset's columns", {}),
-            ("--by", "how to train; rebuild for models that it was measured to suit, else retrain",
-             {"choices": ("rebuild", "retrain")}),
-            _AGE,
-        ],
-    ),
-    "adopt": (
-        _adopt, "take a model that was trained elsewhere on new data, without what was deleted", "",
-        [
-            ("--checkpoint FILE", "of the same model class", {"required": True}),
-            ("--data_path DIR", "the folder of its data, if not RecBole's default", {}),
-        ],
-    ),
-    "ledger": (
-        lambda database, given: print(database.ledger(), end=""),
-        "print the ledger as JSON Lines", "", [],
-    ),
-    "recommend": (
-        lambda state, given: print(state.recommend(given.user, given.k).to_string(index=False)),
-        "recommend items to a user, without deleted pairs", "",
-        [("USER", "the user's name in the data", {}), ("--k N", "how many (10)", {"type": int, "default": 10})],
-    ),
+def _ledger(database: Database, given: Any) -> None:
+    print(database.ledger(), end="")
+
+
+def _recommend(state: State, given: Any) -> None:
+    print(state.recommend(given.user, given.k).to_string(index=False))
+
+
+# Each returns the exit code, or None for 0; their help and arguments are in properties/requests.yaml.
+COMMANDS: dict[str, Callable[..., int | None]] = {
+    "init": _init, "submit": _submit, "run": _run, "status": _status, "receipt": _receipt, "rollback": _rollback,
+    "publish": _publish, "verify": _verify, "check": _check, "export": _export, "rebuild": _rebuild,
+    "retrain": _retrain, "learn": _learn, "adopt": _adopt, "ledger": _ledger, "recommend": _recommend,
 }  # fmt: skip
