@@ -12,6 +12,8 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn.errors import UnlearnError, nearest, one_line
+from recbole_unlearn.settings.inputs import read_yaml
+from recbole_unlearn.text import properties_dir
 
 SUPPORTED_TYPES = (
     ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL, ModelType.SEQUENTIAL, ModelType.KNOWLEDGE,
@@ -22,24 +24,7 @@ SEQUENTIAL = (
     "SINE", "RepeatNet", "SASRecF", "GRU4RecF", "FDSA", *_WITH_USERS,
 )  # fmt: skip
 KNOWLEDGE = ("CKE", "CFKG", "KGCN", "KTUP")
-_REASONS = {
-    "RaCT": "it is trained in three stages, of which the first two leave files",
-    "DIEN": "it makes windows of its own",
-    "DIN": "it is trained and measured on labelled interactions",
-    "S3Rec": "it is trained in two stages, of which the first leaves a file",
-    "GRU4RecKG": "it needs vectors of entities from files that RecBole does not ship",
-    "KSR": "it needs vectors of entities from files that RecBole does not ship",
-    "KGAT": "it needs dgl, and keeps attention over all interactions outside its weights",
-    "KGIN": "it needs torch_scatter, and mixes the interactions of all users into its graph",
-    "MCCLK": "it needs torch_scatter, and mixes the interactions of all users into its graph",
-    "KGNNLS": "its loss reads a table of all interactions, which it keeps outside its weights",
-    "MKR": "it has two losses of which neither is calculate_loss, and methods work on that one",
-    "RippleNet": "it keeps users' histories outside its weights, and saves them in its checkpoint",
-}
-_RETRAINED = {
-    "NCEPLRec": "it is a closed form without rows of users or items",
-    "NCL": "its loss reads clusters of users and items that only its own trainer makes",
-}
+_REASONS = read_yaml(properties_dir() / "refused_models.yaml")  # by what is refused, and by model
 _USER_BY_USER = ("FISM", "NAIS")  # whose full sort repeats a user's history for every item
 _TRANSFORMS = {"BERT4Rec": "mask_itemseq", "SHAN": "inverse_itemseq"}  # that models need for histories
 
@@ -62,7 +47,7 @@ def _derives(model: type, names: tuple[str, ...]) -> bool:
 
 def refuse_model(name: str, model: Any) -> None:
     """Refuse a model of a type, or a sequential or knowledge-aware model, that cannot be unlearned."""
-    reason = f": {_REASONS[name]}" if name in _REASONS else ""
+    reason = f": {_REASONS['all'][name]}" if name in _REASONS["all"] else ""
     if model.type not in SUPPORTED_TYPES:
         raise UnlearnError(
             f"{name} is a {model.type.name.lower()} model, which cannot be unlearned yet. General, context-aware, "
@@ -123,7 +108,7 @@ def has_users(model: type) -> bool:
 
 def only_retrained(model: type) -> str | None:
     """Why no method can work on the weights of a model; None where it can."""
-    return next((reason for name, reason in _RETRAINED.items() if _derives(model, (name,))), None)
+    return next((reason for name, reason in _REASONS["all but retraining"].items() if _derives(model, (name,))), None)
 
 
 def scores_pairs(model: type[AbstractRecommender]) -> bool:

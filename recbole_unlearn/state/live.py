@@ -121,11 +121,6 @@ class LiveModel:
         return self.trainer.model
 
     @property
-    def fitted(self) -> torch.Tensor | None:
-        """Counts of the items' interactions for the next request (items,), see data/item_counts.py."""
-        return self.trainer.fitted
-
-    @property
     def removed(self) -> Arrays:
         """The interactions of the base that were deleted."""
         return [index.removed.numpy() for index in self.parts]
@@ -144,7 +139,7 @@ class LiveModel:
     def retained(self) -> UnlearnData:
         """The base, divided as by one request for everything that was deleted."""
         train, valid, test = self.removed
-        return divide(self.base.splits, Located(train, valid, test), "requests", self.base.clock, self.fitted)
+        return divide(self.base.splits, Located(train, valid, test), "requests", self.base.clock, self.trainer.fitted)
 
     def kept(self) -> tuple[UnlearnData, Arrays]:
         """As :meth:`retained`, with masks of the retained interactions in the base.
@@ -177,7 +172,7 @@ class LiveModel:
             self.index.remove(asked)
             with own_randomness():
                 self.trainer.model = self._built({}, self.removed)
-        return Change({}, self.fitted, 0.0)
+        return Change({}, self.trainer.fitted, 0.0)
 
     def _forget(self, asked: torch.Tensor) -> Change:
         parameters = dict(self.model.named_parameters())
@@ -197,7 +192,7 @@ class LiveModel:
                 generator = drawn_by([one.values[:SECRET] for one in earlier])
                 moments = refresh(self.moments, tables, touched, self.index, generator)
         rows, drift = changed("weights", self.model.state_dict(), earlier, others)
-        return Change(rows | changed("moments", self.moments, moments)[0], self.fitted, drift)
+        return Change(rows | changed("moments", self.moments, moments)[0], self.trainer.fitted, drift)
 
     def _built(self, weights: Mapping[str, torch.Tensor], removed: Arrays) -> AbstractRecommender:
         """A new model on the data without ``removed``, with ``weights``; of closed forms a downdate of the base."""
@@ -241,7 +236,7 @@ class LiveModel:
             before, after = self._without((earlier, *self.removed[1:])), self._without(self.removed)
         return StreamData(
             before, after, forget, self.index.removed, "requests", self.base.clock, {},
-            orphans[0], orphans[1], self.fitted, numbers=asked, index=self.index, held_out=self.parts[1],
+            orphans[0], orphans[1], self.trainer.fitted, numbers=asked, index=self.index, held_out=self.parts[1],
         )  # fmt: skip
 
     def _take_out(self, data: StreamData) -> None:

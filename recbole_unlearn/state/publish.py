@@ -48,7 +48,7 @@ def publish(core: Core, older_than: Span | None = None) -> Final:
     if found.requests:
         live = core.at(found.change)
         data = live.retained()
-        new = NewBase(core.config, live.state(), live.moments, Source(data.retain, data.clock, live.fitted))
+        new = NewBase(core.config, live.state(), live.moments, Source(data.retain, data.clock, live.trainer.fitted))
         replace_base(core, PUBLISHED, live, found.change, new)
     else:
         finish(core)

@@ -169,7 +169,7 @@ def picture(state):
     tensors = {"weights": live.state(), "moments": live.moments}
     return {
         **{kind: {k: v.numpy().tobytes() for k, v in values.items()} for kind, values in tensors.items()},
-        "fitted": None if live.fitted is None else live.fitted.tolist(),
+        "fitted": None if live.trainer.fitted is None else live.trainer.fitted.tolist(),
         "fingerprint": state.core.fingerprint(),
         "interactions": [
             sorted(zip(*(index.ids[side][~index.removed].tolist() for side in ("user", "item")), strict=True))
