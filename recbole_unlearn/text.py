@@ -1,5 +1,6 @@
 """Numbers, sentences and tables for the screen: never "-0%", "0.0x" or "1 users"; an unknown value is a dash."""
 
+import itertools
 import shutil
 import sys
 import textwrap
@@ -28,13 +29,9 @@ def counted(number: float | None, noun: str) -> str:
 
 def ranges(numbers: Sequence[int]) -> str:
     """`4, 9-12` for ascending numbers."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ", ".join("-".join(map(str, part)) for part in parts)
+    grouped = itertools.groupby(enumerate(numbers), lambda one: one[1] - one[0])
+    runs = ([number for _, number in run] for _, run in grouped)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def decimal(value: float | None, digits: int = 4) -> str:

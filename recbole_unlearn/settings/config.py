@@ -368,11 +368,8 @@ def _compared(value: Any) -> Any:
     """A value such that two which mean the same are equal: shares of a split in any unit, columns in any order."""
     if isinstance(value, dict):
         made = {key: _compared(one) for key, one in value.items()}
-        if (
-            isinstance(shares := value.get("RS"), list)
-            and all(isinstance(one, Real) for one in shares)
-            and sum(shares)
-        ):
+        shares = value.get("RS")
+        if isinstance(shares, list) and all(isinstance(one, Real) for one in shares) and sum(shares):
             made["RS"] = [round(one / sum(shares), 9) for one in shares]
         return made
     return sorted(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else value

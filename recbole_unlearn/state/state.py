@@ -83,7 +83,7 @@ def open_state(path: str | Path, hash_key: str | Path | None = None, *, model: t
     return State(path, hash_key, model)
 
 
-class State:
+class State(contextlib.AbstractContextManager["State"]):
     """A model with its data, a queue of requests and a ledger; see docs/requests.md. Usable in `with`."""
 
     def __init__(self, path: str | Path, hash_key: str | Path | None, model: type | None) -> None:
@@ -247,9 +247,6 @@ class State:
     def close(self) -> None:
         """Close the files."""
         self.core.database.close()
-
-    def __enter__(self) -> State:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
