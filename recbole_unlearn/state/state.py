@@ -6,9 +6,6 @@ import contextlib
 import glob
 import itertools
 import json
-import math
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,18 +117,6 @@ class State(contextlib.AbstractContextManager["State"]):
         """Carry out pending requests, in order; requests submitted within ``window`` of the first of them as one."""
         with worker.alone(self.core):
             return list(worker.run(self.core, window))
-
-    def watch(self, window: Span | None = None, every: float = 0.2) -> Iterator[Receipt]:
-        """As :meth:`run`, without end: yields every request when it is done, and keeps the model in memory.
-
-        Between two requests, other processes can publish and undo.
-        """
-        _ = self.core.live
-        while True:
-            with worker.alone(self.core, math.inf):
-                done = worker.step(self.core, window)
-            yield from done
-            time.sleep(worker.PAUSE if done else every)
 
     def status(self, id: str | None = None) -> Overview:
         """All requests, deadlines, whether the model is exact, its drift, and whether retraining is due."""

@@ -8,11 +8,13 @@ import os
 import resource
 import shutil
 import sqlite3
+import sys
 from unittest import mock
 
 import pytest
 import torch
 
+from recbole_unlearn.cli import main
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import State, deltas, init_state, open_state, submit, worker
 from tests.conftest import tiny_rows
@@ -158,19 +160,18 @@ def test_others_publish_and_undo_between_two_requests_of_a_worker_that_watches(b
     reading, writing = os.pipe()
 
     def work():
-        with open_state(folder, key_file) as state:
-            for receipt in state.watch(every=0.01):
-                os.write(writing, receipt.id.encode())
+        with os.fdopen(writing, "w") as sys.stdout:
+            main(["requests", "run", str(folder), "--watch", f"--hash_key={key_file}"])
 
-    process = forked(work)
+    process, lines = forked(work), os.fdopen(reading)
     with open_state(folder, key_file) as state:
         for id, request in (("c", {"item_id": "i7"}), ("d", some("u9", 2))):
             state.submit(request, id=id)
-        assert b"".join(os.read(reading, 1) for _ in "bcd") == b"bcd"
+        assert [lines.readline().split()[:2] for _ in "bcd"] == [[id, "done:"] for id in "bcd"]
         assert [receipt.id for receipt in state.rollback("c")] == ["d"]
         assert state.publish() == 3
         state.submit(some("u10", 2), id="e")
-        assert os.read(reading, 1) == b"e"
+        assert lines.readline().startswith("e done: ")
         process.kill()
         process.join()
         state.verify()
