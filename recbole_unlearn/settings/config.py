@@ -181,8 +181,11 @@ class UnlearnConfig(Config):
         chosen = self.method_names()
         known = read | set(self.inherited) | _keys_of(chosen)
         for key in self.external_config_dict:
-            if key not in known and (owners := ", ".join(_owners(key))):
-                raise UnlearnError(f"{key} is a setting of {owners}, but this run uses {', '.join(chosen)}.")
+            owners = [method.name for method in METHODS.all() if key not in known and key in _keys_of([method.name])]
+            if owners:
+                raise UnlearnError(
+                    f"{key} is a setting of {', '.join(owners)}, but this run uses {', '.join(chosen)}."
+                )
             if key not in known:
                 raise UnlearnError(f"Unknown setting {key!r}.{nearest(key, known)} --help lists all settings.")
         _refuse_impossible(self.external_config_dict, self.internal_config_dict)
@@ -265,10 +268,9 @@ class UnlearnConfig(Config):
         """A copy with some keys changed, for RecBole and for the methods of this run; this one is left as it is."""
         chosen = self.method_names()  # a worker is sent the method itself, and may not know one of its name
         of_methods = _keys_of(method.name for method in METHODS.all() if method.name in chosen)
-        for key in sorted(changes.keys() - self.final_config_dict.keys() - of_methods):
-            owners = ", ".join(_owners(key))
-            why = f"it is a setting of {owners}, which this run does not use" if owners else "unknown"
-            raise UnlearnError(f"{key} cannot be changed: {why}.")
+        if unknown := changes.keys() - self.final_config_dict.keys() - of_methods:
+            which = ", ".join(sorted(unknown))
+            raise UnlearnError(f"{which} cannot be changed: unknown, or of a method that this run does not use.")
         other = copy.copy(self)
         other.final_config_dict = {**self.final_config_dict, **changes}
         own = {key: value for key, value in changes.items() if key in of_methods}
@@ -322,10 +324,6 @@ def default_config(model: str = "", dataset: str = "") -> UnlearnConfig:
 
 def _keys_of(methods: Iterable[str]) -> set[str]:
     return {key for name in methods for key in declare.names(METHODS.get(name).Settings)}
-
-
-def _owners(key: str) -> list[str]:
-    return [method.name for method in METHODS.all() if key in declare.names(method.Settings)]
 
 
 def _method_folder(name: str) -> Path:
