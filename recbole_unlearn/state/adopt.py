@@ -24,11 +24,6 @@ from recbole_unlearn.state.live import load_trained
 from recbole_unlearn.state.publish import final, replace_base
 from recbole_unlearn.state.verify import deleted_in
 
-_NOT_KEPT = {
-    ModelType.KNOWLEDGE: "knowledge-aware model, and a state does not keep a graph",
-    ModelType.SEQUENTIAL: "sequential model, and a state does not keep histories",
-}
-
 
 def opened(path: str | Path, model: type | None, settings: Mapping[str, Any]) -> tuple[UnlearnConfig, Checkpoint]:
     """A checkpoint that a state can take, and its config."""
@@ -39,10 +34,10 @@ def opened(path: str | Path, model: type | None, settings: Mapping[str, Any]) ->
             "A state takes one model; use run_unlearn.py."
         )
     config = configured(model, None, [], {**settings, "unlearn": "obliviate"}, original)
-    if config["MODEL_TYPE"] in _NOT_KEPT:
+    if config["MODEL_TYPE"] in (ModelType.KNOWLEDGE, ModelType.SEQUENTIAL):
         raise UnlearnError(
-            f"{original.model} is a {_NOT_KEPT[config['MODEL_TYPE']]}. Use run_unlearn.py with --checkpoint, one "
-            "request after the other."
+            f"{original.model} is a {config['MODEL_TYPE'].name.lower()} model, and a state keeps neither histories "
+            "nor a graph. Use run_unlearn.py with --checkpoint, one request after the other."
         )
     return config, original
 

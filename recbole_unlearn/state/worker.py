@@ -29,10 +29,8 @@ def alone(core: Core, patience: float | None = None) -> Iterator[None]:
 
     What a failed step wrote is removed. Files from before stay: while one is there, a publication is not finished.
     """
-    busy = (
-        f"Another process is working on the state {shown(core.folder)}. Wait for it; new requests can be submitted "
-    )
-    busy += "meanwhile."
+    busy = f"Another process is working on the state {shown(core.folder)}. Wait for it; new requests can be "
+    busy += "submitted meanwhile."
     with claimed(core.folder, busy, PATIENCE if patience is None else patience), own_environment():
         threads = core.config["threads"]
         torch.set_num_threads(1 if threads == "auto" else threads)  # a request touches few rows

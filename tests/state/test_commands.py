@@ -66,7 +66,9 @@ def test_a_sequential_model_is_refused_and_nothing_written(command, tiny_path, t
     before = sorted(tmp_path.rglob("*"))
     code, out, error = command("init", tmp_path / "new" / "S", f"--checkpoint={path}", f"--data_path={tiny_path}")
     assert (code, out) == (2, "")
-    assert "SASRec is a sequential model, and a state does not keep histories. Use run_unlearn.py" in error
+    assert (
+        "SASRec is a sequential model, and a state keeps neither histories nor a graph. Use run_unlearn.py" in error
+    )
     assert (len(error.splitlines()), sorted(tmp_path.rglob("*"))) == (1, before)
 
 
