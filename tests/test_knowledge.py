@@ -242,13 +242,7 @@ def test_neighbours_from_a_file_are_checked_and_a_state_is_refused(quick, tmp_pa
             saved["other_parameter"][name] = spoil(saved["other_parameter"][name])
             torch.save(saved, tmp_path / "spoiled.pth")
             refused(f"{name}, which the model keeps, does not fit", run_unlearn, **asked)
-    refused(
-        "a state keeps neither histories nor a graph",
-        init_state,
-        tmp_path / "state",
-        path,
-        data_path=values["data_path"],
-    )
+    refused("histories nor a graph", init_state, tmp_path / "state", path, data_path=values["data_path"])
     assert not (tmp_path / "state").exists()
 
 

@@ -23,7 +23,6 @@ from recbole.config import Config
 from recbole.data.dataset import Dataset
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.model.knowledge_aware_recommender.kgcn import KGCN
-from recbole.utils import argument_list as arguments
 from recbole.utils import get_model
 
 from recbole_unlearn import recbole_compat, settings
@@ -316,11 +315,8 @@ def _live_config(path: Path, values: dict[str, Any], digest: Any) -> Config:
     config.__dict__.update(
         final_config_dict=values, internal_config_dict={}, external_config_dict={}, model=values["model"],
         model_class=model_class, dataset=values["dataset"], yaml_loader=yaml.FullLoader,
-        parameters={
-            "General": arguments.general_arguments, "Training": arguments.training_arguments,
-            "Evaluation": arguments.evaluation_arguments, "Dataset": arguments.dataset_arguments,
-        },
     )  # fmt: skip
+    config._init_parameters_category()
     recbole_compat.restore_numpy_names()
     config.compatibility_settings()
     is_gpu = str(values.get("gpu_id", "0")) and torch.cuda.is_available()  # as RecBole decides

@@ -126,15 +126,13 @@ def read_yaml(
     path: Path, what: str = "config file", option: str = "the path", expected: str = "key: value"
 ) -> dict[str, Any]:
     """The mapping in a YAML file; messages say ``what`` it is, which ``option`` names it and which lines it has."""
-    try:
-        text = read_regular(path, LARGEST_YAML).decode("utf-8-sig")
-    except (UnlearnError, UnicodeDecodeError) as error:
-        reason = error if isinstance(error, UnlearnError) else "it is not UTF-8 text."
-        raise UnlearnError(f"Cannot read the {what} {shown(path)}: {reason} Check {option}.") from error
     try:  # only small files are kept; a copy, because callers change what they get
+        text = read_regular(path, LARGEST_YAML).decode("utf-8-sig")
         content = copy.deepcopy(_parsed(text)) if len(text) < 65536 else _parsed.__wrapped__(text)
     except UnlearnError as error:
-        raise UnlearnError(f"{shown(path)}: {error}") from error
+        raise UnlearnError(f"Cannot read the {what} {shown(path)}: {error} Check {option}.") from error
+    except UnicodeDecodeError as error:
+        raise UnlearnError(f"{shown(path)} is not UTF-8 text. Check {option}.") from error
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         place = getattr(error, "problem_mark", None)
         line = f", line {place.line + 1}," if place else ""

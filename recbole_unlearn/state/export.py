@@ -119,8 +119,7 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
     if any(counts.values()):
         logger.warning(
             "Requests that are in the suppression list but not yet in the exported model: %d pending, %d failed.",
-            counts["pending"],
-            counts["failed"],
+            *counts.values(),
         )
     return Exported(target, fingerprint, vectors is not None, counts["pending"], about["delta"])
 
