@@ -129,7 +129,7 @@ def _submit_one(state: State, given: Any, request: Any, id: str | None) -> int:
     print(f"{receipt.id} {receipt.status}: {_asks(receipt)}{how}")
     if receipt.same_as is not None:
         print(f"The same request was submitted before, as {receipt.same_as}; nothing is queued a second time.")
-    if receipt.whole:
+    if not receipt.unknown_up_to and not receipt.deleted_before_up_to:
         return 0
     if receipt.lines is None:
         print(f"Of its lines, {lines_said(receipt._asdict())}.")

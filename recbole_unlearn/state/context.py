@@ -84,11 +84,6 @@ class Receipt(NamedTuple):
         """From a row of the database."""
         return cls(**{name: row[name] for name in cls._fields[: cls._fields.index("lines")]})
 
-    @property
-    def whole(self) -> bool:
-        """Whether all lines were queued."""
-        return not self.unknown_up_to and not self.deleted_before_up_to
-
 
 class Suppression:
     """Pairs that are never recommended, from the submission on, before the model has changed.

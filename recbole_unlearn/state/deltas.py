@@ -44,16 +44,12 @@ class Store:
     def __init__(self, folder: Path, key: bytes) -> None:
         self.folder, self._key = folder, key
 
-    def path(self, name: str) -> Path:
-        """The path of a file."""
-        return self.folder / name
-
     def write(self, content: bytes, suffix: str = ".safetensors") -> str:
         """Write ``content`` and flush it to the disk, unless it is there already; returns the file's name."""
         name = keyed_hash(self._key, "file", content) + suffix
-        if not self.path(name).is_file():
+        if not (self.folder / name).is_file():
             try:
-                with atomic(self.path(name), 0o600) as stream:
+                with atomic(self.folder / name, 0o600) as stream:
                     stream.write(content)
                 sync(self.folder)
             except (OSError, UnlearnError) as error:
@@ -80,10 +76,10 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """The content of a file; refused if its name is not its keyed hash."""
-        content = read_regular(self.path(name))
+        content = read_regular(self.folder / name)
         if keyed_hash(self._key, "file", content) != name.split(".")[0]:
             raise UnlearnError(
-                f"{shown(self.path(name))} is not the file that was written: its content was changed or damaged. "
+                f"{shown(self.folder / name)} is not the file that was written: its content was changed or damaged. "
                 "Restore the state from a backup."
             )
         return content
@@ -93,7 +89,7 @@ class Store:
         """A path to the content that :meth:`read` has checked: a copy in memory, which cannot be swapped."""
         content = self.read(name)
         if not hasattr(os, "memfd_create"):  # not on Linux
-            yield self.path(name)
+            yield self.folder / name
             return
         with os.fdopen(os.memfd_create(name), "wb") as stream:
             stream.write(content)
@@ -109,7 +105,7 @@ class Store:
         others = self.names() - set(kept)
         try:
             for name in sorted(others):
-                _destroy(self.path(name))
+                _destroy(self.folder / name)
             if others:
                 sync(self.folder)
         except OSError as error:

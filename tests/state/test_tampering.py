@@ -214,7 +214,7 @@ def test_a_file_that_is_swapped_after_it_was_checked_is_not_read(folders, key_fi
 
     def swapped(self, name):
         content = read(self, name)
-        self.path(name).write_bytes(b"x")
+        (self.folder / name).write_bytes(b"x")
         return content
 
     expected = looked_at(folders / "S", key_file)
