@@ -180,14 +180,11 @@ class UnlearnConfig(Config):
         self.internal_config_dict.update(self.inherited)
         chosen = self.method_names()
         known = read | set(self.inherited) | _keys_of(chosen)
-        for key in self.external_config_dict:
-            owners = [method.name for method in METHODS.all() if key not in known and key in _keys_of([method.name])]
+        for key in [key for key in self.external_config_dict if key not in known]:
+            owners = ", ".join(one.name for one in METHODS.all() if key in _keys_of([one.name]))
             if owners:
-                raise UnlearnError(
-                    f"{key} is a setting of {', '.join(owners)}, but this run uses {', '.join(chosen)}."
-                )
-            if key not in known:
-                raise UnlearnError(f"Unknown setting {key!r}.{nearest(key, known)} --help lists all settings.")
+                raise UnlearnError(f"{key} is a setting of {owners}, but this run uses {', '.join(chosen)}.")
+            raise UnlearnError(f"Unknown setting {key!r}.{nearest(key, known)} --help lists all settings.")
         _refuse_impossible(self.external_config_dict, self.internal_config_dict)
 
     def _refuse_other_data(self) -> None:
