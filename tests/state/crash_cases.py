@@ -14,11 +14,13 @@ import resource
 import shutil
 import signal
 import sqlite3
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from tqdm import tqdm
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import State, learn, open_state, publish, worker
@@ -95,11 +97,13 @@ NEVER = Kill()
 def forked(call, *args):
     """Start a call in a process of its own; its exit code is 0 when the call returns.
 
-    Threads of the parent's pool are not in a forked process, and torch would wait for them: it has one thread.
+    Threads of the parent's pool are not in a forked process, and torch would wait for them: it has one thread. The
+    lock of tqdm is shared by all processes of a fork, and one that was killed may hold it: it has its own.
     """
 
     def alone():
         torch.set_num_threads(1)
+        tqdm.set_lock(threading.RLock())
         try:
             call(*args)
         except BaseException as error:
