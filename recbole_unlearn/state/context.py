@@ -119,7 +119,12 @@ class Suppression:
 
 def pair_hash(key: bytes, user: str | None, item: str | None) -> str:
     """The keyed hash of a pair of tokens."""
-    return keyed_hash(key, "pair", json.dumps([user, item], ensure_ascii=True).encode())
+    return keyed_hash(key, "pair", f"[{_quoted(user)}, {_quoted(item)}]".encode())
+
+
+def _quoted(token: str | None) -> str:
+    """As `json.dumps` does, which takes longer than the hash."""
+    return "null" if token is None else json.encoder.encode_basestring_ascii(token)
 
 
 class Core:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 
 from recbole_unlearn.data import Splits, tokens
 from recbole_unlearn.errors import UnlearnError, reason, shown
@@ -51,9 +50,8 @@ def deleted_in(known: Suppression, splits: Splits) -> dict[str, int]:
     """How many distinct pairs of training, validation and test data are suppressed."""
     found = {}
     for part, name in zip(splits, ("training", "validation", "test"), strict=True):
-        pairs = torch.stack([part.inter_feat[field] for field in (part.uid_field, part.iid_field)]).unique(dim=1)
-        names = (part.field2id_token[field] for field in (part.uid_field, part.iid_field))
-        found[name] = _count(known, *(own[ids] for own, ids in zip(names, pairs.numpy(), strict=True)))
+        fields = (part.uid_field, part.iid_field)
+        found[name] = _count(known, *(part.field2id_token[one][part.inter_feat[one].numpy()] for one in fields))
     return found
 
 

@@ -1,5 +1,6 @@
 """Keyed hashes: where the key comes from, who can read it, and what a hash depends on."""
 
+import hmac
 import multiprocessing
 import os
 import stat
@@ -96,6 +97,8 @@ def test_requests_have_one_hash_if_they_ask_for_the_same(first, second, data):
 def test_what_a_hash_depends_on():
     assert hash_keys.keyed_hash(KEY, "a", b"bc") == hash_keys.keyed_hash(KEY, "a", [b"b", b"c"])
     assert hash_keys.keyed_hash(KEY, "a", b"bc") != hash_keys.keyed_hash(KEY, "ab", b"c")
+    for key in (KEY, b"k" * 64, bytes(range(65))):
+        assert hash_keys.keyed_hash(key, "a", b"bc") == hmac.new(key, b"a\0bc", "sha256").hexdigest()
     weight = torch.arange(6.0)
     models = [
         model(weight), model(weight + 1e-6), model(weight.reshape(2, 3)), model(weight.double()),
