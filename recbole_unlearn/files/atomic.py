@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.log import uninterrupted
 
@@ -77,6 +75,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_torch(path: Path, content: Any) -> None:
     """Write ``content`` with `torch.save`, in the pickle protocol RecBole uses."""
+    import torch
+
     with atomic(path) as stream:
         try:
             torch.save(content, stream, pickle_protocol=4)

@@ -218,6 +218,7 @@ def _cells(
         with problems.noted():
             for file in _list(part, "config_files") if "config_files" in part else []:
                 values |= _settings_of(read_yaml(Path(file), option="config_files"))
+        with problems.noted():
             values |= _settings_of(part.get("settings", {}), in_grid=True)
     values |= given
     block |= {key: value for key, value in shared.items() if key not in block}
@@ -226,13 +227,13 @@ def _cells(
         if key in block or key != ("ratios" if "requests" in block else "requests"):  # either is enough
             with problems.noted():
                 lists[key] = _list(block, key)
-    methods: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ("retrain",)  # so that the models are checked also where the methods are wrong
     with problems.noted():
-        methods = _methods(lists["methods"])
+        methods = _methods(lists["methods"] or ["retrain"])
     subjects = [*lists["ratios"], *lists["requests"]]
     if (size := math.prod(map(len, (lists["datasets"], lists["models"], lists["seeds"], subjects)))) > LARGEST:
         raise UnlearnError(f"the grid has {size} cells, more than {LARGEST}; leave values out.")
-    for dataset, model in itertools.product(lists["datasets"], lists["models"] if methods else ()):
+    for dataset, model in itertools.product(lists["datasets"], lists["models"]):
         # Settings do not differ between requests and seeds, so one of each is checked for all.
         first = Cell(dataset, model, [*subjects, 1.0][0], [*lists["seeds"], 0][0], methods, values, {})
         with problems.noted():

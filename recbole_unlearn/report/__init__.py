@@ -5,18 +5,24 @@ or `comparison.py` (many results, with the tables of the paper). `page.py` rende
 `figures.py` draws.
 """
 
-from recbole_unlearn.report.audit_page import write_audit
-from recbole_unlearn.report.comparison import (
-    FAILED_FILE,
-    NO_PLAN,
-    PLAN_FILE,
-    Entry,
-    read_mapping,
-    read_plan,
-    read_result,
-    recovered,
-    results_in,
-    write_comparison,
-)
-from recbole_unlearn.report.page import day, write_page
-from recbole_unlearn.report.run_report import write_report
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# isort: off
+if TYPE_CHECKING:
+    from recbole_unlearn.report.audit_page import write_audit
+    from recbole_unlearn.report.comparison import (
+        FAILED_FILE, NO_PLAN, PLAN_FILE, Entry, read_mapping, read_plan, read_result, recovered, results_in,
+        write_comparison,
+    )  # fmt: skip
+    from recbole_unlearn.report.page import day, write_page
+    from recbole_unlearn.report.run_report import write_report
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import a name on first use, from the first of these that has it: a receipt is written without torch."""
+        for home in ("page", "comparison", "run_report", "audit_page"):
+            module = importlib.import_module(f"{__name__}.{home}")
+            if name in vars(module):
+                return getattr(module, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -97,9 +97,10 @@ def phase_title(name: str) -> str:
 
 
 def metric_title(metric: str) -> str:
-    """NDCG@20 of ndcg@20, Recall@20 of recall@20."""
+    """NDCG@20 of ndcg@20, Recall@20 of recall@20, ItemCoverage@20 of itemcoverage@20."""
     name, at, cut = metric.partition("@")
-    return (name.upper() if name in ("ndcg", "mrr", "map", "gauc") else name.capitalize()) + at + cut
+    words = re.sub("coverage|popularity|entropy|index|percentage", lambda word: word[0].title(), name.capitalize())
+    return (name.upper() if name in ("ndcg", "mrr", "map", "gauc") else words) + at + cut
 
 
 def run_title(method: str | None, model: str | None, dataset: str | None, seed: int | str | None) -> str:

@@ -269,17 +269,14 @@ def _retrain(state: State, given: Any) -> None:
     _say_trained(state, RETRAINED, "the retained data", state.retrain(given.older_than))
 
 
-def _say_final(state: State, given: Any, also: str = "") -> None:
+def _say_final(state: State, given: Any, also: str = "", when: str = "Final by this training") -> None:
     """Say before a training what becomes final by it."""
     from recbole_unlearn.state import publish
 
     found = publish.final(state.core, given.older_than)
     if found.requests or (also and found.pending):
         more = f", and {found.pending} {also}" if also else ""
-        print(
-            f"Final by this training: {counted(found.requests, 'request')} that can still be undone{more}.",
-            flush=True,
-        )
+        print(f"{when}: {counted(found.requests, 'request')} that can still be undone{more}.", flush=True)
 
 
 def _say_trained(state: State, what: str, data: str, seconds: float) -> None:
@@ -288,7 +285,7 @@ def _say_trained(state: State, what: str, data: str, seconds: float) -> None:
 
 
 def _learn(state: State, given: Any) -> None:
-    _say_final(state, given)
+    _say_final(state, given, when="Final if anything is new")
     done = state.learn(given.data, given.by, given.older_than)
     print(
         f"{counted(done.new, 'new interaction')}, {counted(done.users, 'new user')}, "

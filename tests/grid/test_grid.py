@@ -117,6 +117,15 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once(file):
     said = refused("3 problems", grid_run.load, file(GOOD | {"models": wrong["models"], "settings": {"epoch": 3}}))
     for part in ("Did you mean LightGCN", "Unknown setting 'epoch'", "The module nowhere"):
         assert said.count(part) == 1
+    wrong = {
+        "methods": ["retrian"],
+        "models": ["LightGNC", "BPR"],
+        "settings": {"epoch": 3},
+        "config_files": "none.yaml",
+    }
+    said = refused("4 problems", grid_run.load, file(GOOD | wrong))
+    for part in ("no file none.yaml", "Unknown setting 'epoch'", "mean retrain?", "mean LightGCN?"):
+        assert said.count(part) == 1
     blocks = {"grids": [{"seeds": None}, {}, {"modles": 1}]}
     assert "grid 3: unknown key" in refused("grid 1: seeds is empty", grid_run.load, file(GOOD | blocks))
 

@@ -104,10 +104,10 @@ def test_metrics_that_were_asked_for_the_attack_and_the_verdict():
     runs = []
     for seed, level in enumerate(("near", "near", "under")):
         own = {name: phase(0.3, 0.5, 1.0) | attacked(auc) for name, auc in (("unlearned", 0.6), ("retrained", 0.5))}
-        own["unlearned"]["metrics"]["mrr@5"] = 0.7
+        own["unlearned"]["metrics"] |= {"mrr@5": 0.7, "itemcoverage@5": 0.7}
         runs.append(result(seed, **own) | {"verdict": {"level": level, "text": "X."}})
-        runs[-1]["settings"] |= {"metrics": ["MRR", "NDCG"], "topk": [5, 10]}
-    assert [one.title for one in tables(runs)][:3] == ["Overview", "NDCG@10", "MRR@5"]
+        runs[-1]["settings"] |= {"metrics": ["MRR", "NDCG", "ItemCoverage"], "topk": [5, 10]}
+    assert [one.title for one in tables(runs)][:4] == ["Overview", "NDCG@10", "MRR@5", "ItemCoverage@5"]
     assert rows(runs, "MRR@5")["obliviate"]["After"] == "0.7000 ± 0.0000"
     found = rows(runs, "Attack AUC, and verdict")["obliviate"]
     assert (found["Gap"], found["Verdict"]) == ("+0.100 ± 0.000", "near retraining 2×, not fully forgotten 1×")

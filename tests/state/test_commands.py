@@ -48,7 +48,16 @@ def requests(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("arguments", ["--version", "requests --help", "requests status S", "requests ledger S"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--version",
+        "requests --help",
+        "requests status S --json",
+        "requests ledger S",
+        "requests receipt S a --out=out",
+    ],
+)
 def test_what_needs_no_model_does_not_import_torch(arguments, busy_folder, tmp_path):
     shutil.copytree(busy_folder, tmp_path / "S")
     program = (
@@ -120,6 +129,16 @@ def test_a_request_from_submission_to_publication(command, requests, checkpoints
     ]  # fmt: skip
     with open_state(state, key_file) as opened:
         assert opened.status().head == entries[-1]["link"]
+
+
+def test_learning_says_before_what_it_makes_final(command, busy_folder, tmp_path):
+    shutil.copytree(busy_folder, tmp_path / "S")
+    rows = [row for row in tiny_rows() if row[0] == "u1"][:2]
+    pd.DataFrame(rows, columns=["user_id", "item_id", "rating", "timestamp"]).to_csv(tmp_path / "w.csv", index=False)
+    code, out, _ = command("learn", tmp_path / "S", tmp_path / "w.csv")
+    assert (code, out.splitlines()[0]) == (0, "Final if anything is new: 1 request that can still be undone.")
+    assert out.splitlines()[-1] == "The model stays as it is."
+    assert command("status", tmp_path / "S", "a")[1].count("done") == 2  # the column's name, and this
 
 
 def test_one_request_for_each_ticket(command, make_state, tmp_path):
