@@ -63,7 +63,7 @@ def write_receipt(database: Database, id: str, folder: Path) -> list[Path]:
     make_directory(folder)
     write_json(data, found)
     dates = [(name, day(time)) for name, time in found["dates"].items()]
-    rows = [([f"{one['number']}, {one['what']}", day(one["time"])], [one["link"]]) for one in found["ledger"]]
+    rows = [([one["what"], day(one["time"])], [f"{one['number']}: {one['link']}"]) for one in found["ledger"]]
     write_page(
         page, "receipt.html", title=f"Receipt of {id}", found=found, dates=dates, ledger=[*itertools.chain(*rows)]
     )

@@ -99,7 +99,7 @@ def test_a_receipt_says_what_was_done_and_names_no_one(busy, tmp_path):
         assert all(one["link"] in text for one in found["ledger"])
         assert {one["link"] for one in found["ledger"]} <= links
         assert "<script" not in page.read_text()
-        assert all(f"{one['number']}, {one['what']}" in text for one in found["ledger"])
+        assert all(f"{one['number']}: {one['link']}" in text for one in found["ledger"])
         sizes = [{len(re.findall("<t[hd]", row)) for row in re.findall(r"<tr>.*?</tr>", page.read_text(), re.S)}]
         assert sizes == [{2}]  # every row is as wide as its head
     found = json.loads((tmp_path / "out" / "receipt-new.json").read_text())
