@@ -18,7 +18,7 @@ import torch
 from recbole_unlearn import recbole_compat
 from recbole_unlearn import settings as groups
 from recbole_unlearn.data import divide, inject, load, loaders
-from recbole_unlearn.measures import Measurement, difficulty, utility
+from recbole_unlearn.measures import Measurement, utility
 from recbole_unlearn.settings import UnlearnConfig, read
 from recbole_unlearn.training import PhaseTrainer, build_model, compose
 
@@ -53,7 +53,6 @@ def main() -> None:
             plain.append(time.perf_counter() - start)
             start = time.perf_counter()
             measurement = Measurement(config, data, test, 100)
-            difficulty(models["a"].model, data, 0)
             names = ("original", "unlearned", "retrained")
             phases = {name: measurement.phase(name, t) for name, t in zip(names, models.values(), strict=True)}
             measurement.compare(phases)

@@ -114,7 +114,6 @@ class Pipeline:
         self.trainings = Trainings(cache, self.run_settings.threads, workers)
         self.plan: Plan | None = None  # of a run; a sweep has other phases
         self.phases: dict[str, _Phase] = {}
-        self.difficulty: dict[str, Any] = {}
         self.saved: str | None = None  # the name of the unlearned model's file
         self.evidence = Evidence.of(settings.read(settings.RecordSettings, config))
 
@@ -215,9 +214,8 @@ class Pipeline:
         return self._measure("plain original", *self._original)
 
     def _measure_original(self, trainer: PhaseTrainer, made: Trained | Outcome) -> _Phase:
-        """The original of the run: its hash, how difficult the request is for it, and its figures."""
+        """The original of the run: its hash and its figures."""
         self.evidence.add_model("original", trainer.model, self.config)
-        self.difficulty = measures.difficulty(trainer.model, self.data, self.config["seed"])
         self.phases[ORIGINAL] = self._measure(ORIGINAL, trainer, made)
         return self.phases[ORIGINAL]
 
@@ -319,7 +317,6 @@ class Pipeline:
             self.config,
             self._exact_size,
             phases,
-            difficulty=self.difficulty,
             certificates=outcome.certificates,
             curves={name: own for name in self.phases if (own := self._curves(name, outcomes))},
             errors=errors,

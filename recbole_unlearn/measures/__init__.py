@@ -6,7 +6,6 @@
 
 from recbole_unlearn.measures.base import DECIMALS, View, measures
 from recbole_unlearn.measures.evaluation import Measured, Measurement, compare, paired_errors, report_config, utility
-from recbole_unlearn.measures.forgetting import difficulty
 from recbole_unlearn.measures.probe import probed_users
 from recbole_unlearn.measures.relearning import relearning_epochs
 from recbole_unlearn.measures.scores import (

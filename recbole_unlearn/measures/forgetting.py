@@ -1,4 +1,4 @@
-"""The measures of forgetting, each a function with its formula, and the difficulty of a request.
+"""The measures of forgetting, each a function with its formula.
 
 Deleted items (demotion, resurfacing, uncleaned and emptied histories), an attacker (membership inference), and the
 distances to the retrained model (gaps, score distributions, ranked lists).
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from recbole.model.abstract_recommender import AbstractRecommender
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, cross_val_predict
@@ -18,17 +17,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
-from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.measures.base import View, measure, rounded
 from recbole_unlearn.measures.scores import HistoryObservation, HistoryQuestions, Questions, Standing
 from recbole_unlearn.results.schema import Distribution, Figure, Metrics
-from recbole_unlearn.rows import as_rows, find_tables
 
 TOPK = (10, 20, 50)
 ATTACKED = 5_000  # pairs of each kind; the interval is then about .01 wide
 FOLDS = 5  # of the attack
 BINS = 60  # of the histograms of a run
-EMBEDDED = 20_000  # interactions of each kind, for the entanglement
 GAP = {"mean": "", "error": ": standard error"}
 AUC = {"auc": ": AUC", "tpr@1%fpr": ": TPR at 1% FPR"}
 _USERS = {"all": ", all users", "affected": ", affected users", "unaffected": ", unaffected users"}
@@ -313,17 +309,6 @@ def _ks(view: View) -> dict[str, Figure]:
     return {"ks": rounded(kolmogorov_smirnov(view.seen.deleted.score, view.target.deleted.score))}
 
 
-@measure(
-    "wasserstein", title="Wasserstein", is_distance=True, place=7,
-    meaning="how far the deleted pairs' scores have to move to be the retrained model's, in standard deviations",
-    good="that of two retrained models; 0 is equal",
-)  # fmt: skip
-def _wasserstein(view: View) -> dict[str, Figure]:
-    """∫ |F_a − F_b|: how far scores have to move, on average, to turn one distribution into the other."""
-    scores = (one.deleted.score.numpy() for one in (view.seen, view.target))
-    return {"wasserstein": rounded(stats.wasserstein_distance(*scores))}
-
-
 def histograms(scores: Mapping[str, torch.Tensor]) -> dict[str, Distribution]:
     """Counts in the same bins for all of ``scores``; values outside count in the first or last bin."""
     low, high = np.quantile(torch.cat(list(scores.values())).numpy(), [0.001, 0.999])
@@ -332,24 +317,6 @@ def histograms(scores: Mapping[str, torch.Tensor]) -> dict[str, Distribution]:
         counts = np.histogram(np.clip(values.double().numpy(), edges[0], edges[-1]), bins=edges)[0]
         found[name] = Distribution([round(float(edge), 4) for edge in edges], counts.tolist())
     return found
-
-
-def matches(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """|A_d ∩ B_d| for the first d = 1 .. K items of two lists without repeats (n, K), shape (n, K)."""
-    same = a[:, :, None] == b[:, None, :]
-    depth = a.shape[1]
-    # Items at places i of A and j of B meet at depth max(i, j).
-    place = torch.maximum(*torch.meshgrid(torch.arange(depth), torch.arange(depth), indexing="ij")).flatten()
-    found = torch.zeros(len(a), depth)
-    found.index_add_(1, place, same.flatten(1).float())
-    return found.cumsum(dim=1)
-
-
-def rank_biased_overlap(a: torch.Tensor, b: torch.Tensor, p: float = 0.9) -> torch.Tensor:
-    """RBO = (1−p)/(1−p^K) Σ_d p^(d−1) |A_d ∩ B_d| / d over the first K items (n,): 1 for equal lists."""
-    d = torch.arange(1, a.shape[1] + 1, dtype=torch.float32)
-    weights = p ** (d - 1)
-    return (matches(a, b) / d * weights).sum(dim=1) / weights.sum()
 
 
 def _by_group(view: View, values: torch.Tensor) -> dict[str, float]:
@@ -365,53 +332,6 @@ def _by_group(view: View, values: torch.Tensor) -> dict[str, float]:
 )  # fmt: skip
 def _overlap(view: View) -> dict[str, Figure]:
     """|A_K ∩ B_K| / K over users, for K = 20 or the whole of shorter lists."""
-    lists = [one.top[:, :20] for one in (view.seen, view.target)]
-    return {"overlap@20": _by_group(view, matches(*lists)[:, -1] / lists[0].shape[1])}
-
-
-@measure(
-    "rbo", title="Rank-biased overlap", parts=_USERS, is_distance=True, place=9,
-    meaning="the same over the first 50 items (p = .9), where the first ranks weigh most",
-    good="that of two retrained models; 1 is equal",
-)  # fmt: skip
-def _rbo(view: View) -> dict[str, Figure]:
-    return {"rbo": _by_group(view, rank_biased_overlap(view.seen.top, view.target.top))}
-
-
-def entanglement(forget: torch.Tensor, retain: torch.Tensor) -> float:
-    """ES = (spread of R + spread of S) / ½(|μ_R − μ|² + |μ_S − μ|²) for embeddings (m, d) and (n, d).
-
-    The spread is the mean squared distance to the own centre μ_R or μ_S; μ is the centre of both. It is high when the
-    two overlap: the effect of S cannot be separated from that of R (Zhao et al., What makes unlearning hard).
-    """
-    middle = torch.cat([retain, forget]).mean(dim=0)
-    inside, between = torch.zeros(()), torch.zeros(())
-    for part in (retain, forget):
-        centre = part.mean(dim=0)
-        inside = inside + (part - centre).square().sum(dim=1).mean()
-        between = between + (centre - middle).square().sum() / 2
-    return float(inside / between.clamp(min=1e-12))
-
-
-def difficulty(model: AbstractRecommender, data: UnlearnData, seed: int) -> dict[str, Any]:
-    """Entanglement of the deleted interactions in the original, and their share in their users and items."""
-    train, forget = data.full.train, data.forget
-    if len(forget) == 0:
-        return {}
-    found: dict[str, Any] = {}
-    fields = {"user": train.uid_field, "item": train.iid_field}
-    for side, field in fields.items():
-        gone, had = (torch.bincount(part.inter_feat[field], minlength=train.num(field)) for part in (forget, train))
-        found[f"deleted_share_{side}s"] = rounded((gone / had.clamp(min=1))[gone > 0].mean())
-    tables = [t for t in find_tables(model, train) if t.axis == 0]
-    # A sequential model has no rows of users; a table of positions may be as long as one.
-    if not isinstance(data.full, SequenceSplits) and {t.side for t in tables} == {"user", "item"}:
-        named, generator = dict(model.named_parameters()), torch.Generator().manual_seed(seed)
-        parts = []
-        for dataset in (forget, data.retain.train):
-            chosen = torch.randperm(len(dataset), generator=generator)[:EMBEDDED]
-            ids = {side: dataset.inter_feat[field][chosen] for side, field in fields.items()}
-            rows = [as_rows(named[t.parameter])[ids[t.side] + t.offset].cpu() for t in tables]
-            parts.append(torch.cat(rows, dim=1))
-        found["entanglement"] = rounded(entanglement(*parts))
-    return found
+    mine, target = (one.top[:, :20] for one in (view.seen, view.target))
+    same = (mine[:, :, None] == target[:, None, :]).sum(dim=(1, 2))
+    return {"overlap@20": _by_group(view, same / mine.shape[1])}

@@ -68,7 +68,7 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         forgetting=[] if result.few else list(measured_figures(phases)),
         curves=_curves(result),
         command=None if given is None else command(result, given),
-        asked={k: v for k, v in result.forget.to_json().items() if v is not None} | result.difficulty,
+        asked={k: v for k, v in result.forget.to_json().items() if v is not None},
         settings=[(key, value) for key, value in flat(result.settings) if not page.names_a_path(value)],
     )  # fmt: skip
 

@@ -272,10 +272,6 @@ class Discretion:
             result,
             forget=self.forgotten(result.forget),
             phases=judged,
-            difficulty={} if self.few else {
-                key: _mean(value, self.crowd.users) if key.startswith("deleted_share") else _blunt_tree(value)
-                for key, value in result.difficulty.items()
-            },
             certificates={
                 key: result.certificates[key] if key in _SETTINGS else value
                 for key, value in _blunt_tree(result.certificates).items()

@@ -224,7 +224,6 @@ class RunResult(_Record):
     done_earlier: str | None = field(default=None, kw_only=True, metadata=_OMIT)  # day of the same request
     forget: Forgotten = field(default_factory=Forgotten)
     phases: dict[str, PhaseResult] = field(default_factory=dict)  # original, unlearned, retrained, compared
-    difficulty: dict[str, Any] = field(default_factory=dict)
     certificates: dict[str, Any] = field(default_factory=dict)
     curves: dict[str, dict[str, Curve]] = field(default_factory=dict)  # by phase
     environment: dict[str, Any] = field(default_factory=dict)

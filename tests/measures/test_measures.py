@@ -109,12 +109,10 @@ def test_distances_of_distributions(a, b):
     points = np.unique(np.concatenate([x.numpy(), y.numpy()]))
     below = [np.array([(v.numpy() <= p).mean() for p in points]) for v in (x, y)]
     apart = np.abs(below[0] - below[1])
-    area = (apart[:-1] * np.diff(points)).sum()
     answers = [SimpleNamespace(deleted=scores.Standing(values, values, values)) for values in (x, y)]
-    for target, ks, wasserstein in ((answers[1], apart.max(), area), (answers[0], 0.0, 0.0)):
+    for target, ks in ((answers[1], apart.max()), (answers[0], 0.0)):
         view = measures.View(None, answers[0], retrained=target)
         assert forgetting._ks(view)["ks"] == pytest.approx(ks, abs=1e-6)
-        assert forgetting._wasserstein(view)["wasserstein"] == pytest.approx(wasserstein, abs=1e-5)
 
 
 def test_a_histogram_counts_everything():
@@ -130,14 +128,9 @@ def test_a_histogram_counts_everything():
 @given(st.permutations(range(8)), st.permutations(range(8)), st.integers(1, 6))
 def test_overlaps_are_their_definitions(a, b, depth):
     x, y = torch.tensor([a[:depth]]), torch.tensor([b[:depth]])
-    common = [len(set(a[:d]) & set(b[:d])) for d in range(1, depth + 1)]
-    assert forgetting.matches(x, y)[0].tolist() == common
+    common = len(set(a[:depth]) & set(b[:depth]))
     view = measures.View(*(SimpleNamespace(top=one, affected=torch.tensor([True])) for one in (x, x, x, y)))
-    assert forgetting._overlap(view)["overlap@20"]["affected"] == pytest.approx(common[-1] / depth, abs=1e-6)
-    weights = [0.9**d for d in range(depth)]
-    rbo = sum(w * c / (d + 1) for d, (w, c) in enumerate(zip(weights, common, strict=True))) / sum(weights)
-    assert float(forgetting.rank_biased_overlap(x, y)[0]) == pytest.approx(rbo, abs=1e-5)
-    assert float(forgetting.rank_biased_overlap(x, x)[0]) == pytest.approx(1.0)
+    assert forgetting._overlap(view)["overlap@20"]["affected"] == pytest.approx(common / depth, abs=1e-6)
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=15), st.lists(st.integers(0, 9), min_size=2, max_size=15))
@@ -230,14 +223,6 @@ def test_groups_are_plain_recall(data, plan):
     people = found["user_activity"].values()
     recalls = [np.mean([h for (u, _), h in zip(rows, hits, strict=True) if u == who]) for who in {u for u, _ in rows}]
     assert sum(part["users"] * part["recall@20"] for part in people) == pytest.approx(sum(recalls), abs=1e-3)
-
-
-def test_entanglement_is_high_when_nothing_separates():
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(500, 4, generator=generator) for _ in range(2))
-    assert forgetting.entanglement(a, b) > 50 * forgetting.entanglement(a, b + 5.0)
-    square = torch.tensor([[0.0], [2.0]])
-    assert forgetting.entanglement(square, square + 10.0) == pytest.approx((1 + 1) / 25)
 
 
 def test_masked_utility_equals_recboles_when_nothing_deleted_is_recommended(make_config, data):

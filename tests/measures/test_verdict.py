@@ -43,11 +43,9 @@ def test_retraining_against_itself_is_near_and_the_original_is_caught(judged):
     original, again, target = (phases[name]["forgetting"] for name in ("original", "unlearned", "retrained"))
     assert abs(again["demotion_rate"] - target["demotion_rate"]) < 0.05
     assert original["demotion_rate"] < target["demotion_rate"] - 0.3
-    for key, near, far in (("ks", 0.15, 0.5), ("wasserstein", 0.3, 0.8)):
-        assert again[key] < near
-        assert original[key] > max(far, 3 * again[key])
-    for key in ("overlap@20", "rbo"):
-        assert original[key]["affected"] < again[key]["affected"] - 0.1
+    assert again["ks"] < 0.15
+    assert original["ks"] > max(0.5, 3 * again["ks"])
+    assert original["overlap@20"]["affected"] < again["overlap@20"]["affected"] - 0.1
     assert original["resurfacing@20"] > 5 * max(target["resurfacing@20"], again["resurfacing@20"])
     assert again["attack"]["low"] <= target["attack"]["high"]
     assert target["attack"]["low"] <= again["attack"]["high"]

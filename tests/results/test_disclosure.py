@@ -252,7 +252,6 @@ def results(draw, rate=None, everyone=None):
         Forgotten("file", draw(st.integers(1, 5000)), 1, draw(st.integers(1, 5000)),
                   {"orphan_items": draw(st.integers(0, 9)), "test_rows_removed": draw(st.integers(0, 30))}),
         found,
-        difficulty={"entanglement": draw(values)},
         certificates={"exact": True, "margin": {"loss": draw(values)}, "rows": {"user": draw(st.integers(1, 9))}},
         curves={"unlearned": {"loss": [(1, draw(values))]}},
         recovered=draw(metrics),
@@ -276,7 +275,7 @@ def test_nothing_of_few_users_reaches_what_is_shown(data, rate, everyone, group)
         assert not {"masked", "groups", "distribution"} & set(phase)
         assert set(phase["forgetting"]) == {"demotion_rate"}
     assert not {"recovered", "recovered_left_out"} & set(a)
-    assert (a["difficulty"], a["curves"], a["certificates"]) == ({}, {}, {"exact": True})
+    assert (a["curves"], a["certificates"]) == ({}, {"exact": True})
 
 
 @given(
