@@ -347,7 +347,6 @@ class Pipeline:
             start = None if phase.start is self.phases[ORIGINAL] else phase.start
             found[name] = phase.result(
                 distances(phase.measured),
-                masked=phase.measured.masked,
                 groups=phase.measured.groups,
                 before=None if start is None else start.result(distances(start.measured)),
                 distribution=distributions.get(name),

@@ -8,7 +8,7 @@ users (those with a deleted interaction) and for the others; one scoring pass se
 import dataclasses
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,7 +100,6 @@ class Measured(NamedTuple):
     """The figures of one model by itself, and its answers."""
 
     utility: dict[str, Metrics]  # "metrics" (all users), "affected" and "unaffected"
-    masked: Metrics
     forgetting: dict[str, Figure]
     groups: dict[str, dict[str, Metrics]]
     seen: Observation
@@ -144,9 +143,9 @@ class Measurement:
             relearned=relearned(trainer, self.questions, self.data, relearn),
         )
         view = View(self.questions, seen, None if before is None else before.seen)
-        masked, groups = self.masked(seen, found["unaffected"]), by_group(self.questions, self.data, seen.top)
+        groups = {"core_edge": core_and_edge(self.questions, self.data, seen.top)}
         figures = self._figures(view, distances=False)
-        return Measured(found, masked, figures, groups, seen, affected, curves(self.questions, seen))
+        return Measured(found, figures, groups, seen, affected, curves(self.questions, seen))
 
     def _figures(self, view: View, distances: bool) -> dict[str, Figure]:
         taken = [one for one in measures() if one.is_distance == distances]
@@ -168,37 +167,9 @@ class Measurement:
             return {}
         return histograms({name: one.seen.deleted.score for name, one in models.items()})
 
-    def masked(self, seen: Observation, unaffected: dict[str, float]) -> dict[str, float]:
-        """Recall and NDCG over all users when deleted items are masked too, which changes affected users alone."""
-        test = self.data.retain.test
-        keys = torch.unique(test.inter_feat[test.uid_field] * test.item_num + test.inter_feat[test.iid_field])
-        users, number = torch.unique(keys // test.item_num, return_counts=True)
-        mine = torch.isin(users, self.data.affected_users)
-        config = report_config(self.config, test.item_num)
-        cuts = [k for k in config["topk"] if k <= seen.top.shape[1]]
-        config = config.replace(metrics=list(REPORTED_METRICS), topk=cuts)
-        names = [f"{metric.lower()}@{k}" for metric in REPORTED_METRICS for k in cuts]
-        if not mine.any():
-            return {name: unaffected[name] for name in names}
-        lists = seen.top_masked[torch.searchsorted(self.questions.users, users[mine]), : max(cuts)]
-        hits = torch.isin(users[mine, None] * test.item_num + lists, keys)
-        struct = DataStruct()
-        struct.set("rec.topk", torch.cat([hits.int(), number[mine, None].int()], dim=1))
-        masked = Evaluator(config).evaluate(struct)
-        share = int(mine.sum()) / len(users)
-        rest = {name: (1 - share) * unaffected.get(name, 0.0) for name in names}
-        return {name: rounded(share * masked[name] + rest[name]) for name in names}
 
-
-def thirds(values: torch.Tensor) -> torch.Tensor:
-    """0, 1 or 2 for the lowest, middle and highest third of ``values`` (n,); equal values are together."""
-    ordered = values.sort().values
-    cuts = ordered[torch.tensor([len(ordered) // 3, 2 * len(ordered) // 3]).clamp(max=len(ordered) - 1)]
-    return torch.searchsorted(cuts, values, right=True)
-
-
-def by_group(questions: Questions, data: UnlearnData, top: torch.Tensor) -> dict[str, dict[str, Any]]:
-    """Recall@20 by activity of users, in thirds and of the most and least active, and by popularity of test items."""
+def core_and_edge(questions: Questions, data: UnlearnData, top: torch.Tensor) -> dict[str, dict[str, Any]]:
+    """Recall@20 of the users with the fewest and with the most training interactions."""
     test, train = data.retain.test, data.retain.train
     looked_at = torch.isin(test.inter_feat[test.uid_field], questions.users)
     users, items = (test.inter_feat[field][looked_at] for field in (test.uid_field, test.iid_field))
@@ -208,19 +179,9 @@ def by_group(questions: Questions, data: UnlearnData, top: torch.Tensor) -> dict
     recall = torch.zeros(len(questions.users)).index_add_(0, row, found) / total.clamp(min=1)
     tested = (total > 0).nonzero().flatten()
     had = torch.bincount(train.inter_feat[train.uid_field], minlength=train.user_num)
-    activity = thirds(had[questions.users[tested]])
     few, order = max(1, round(EXTREME * len(tested))), torch.argsort(had[questions.users[tested]], stable=True)
-    extreme = torch.full_like(order, 2).index_fill_(0, order[:few], 0).index_fill_(0, order[-few:], 1)
-    popularity = thirds(torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)[items])
-
-    def means(values: torch.Tensor, group: torch.Tensor, names: Sequence[str], unit: str) -> dict[str, Any]:
-        parts = {name: values[group == n] for n, name in enumerate(names) if (group == n).any()}
-        return {name: {"recall@20": rounded(part.mean()), unit: len(part)} for name, part in parts.items()}
-
-    users_by_activity = means(recall[tested], activity, ("low", "middle", "high"), "users")
-    items_by_popularity = means(found, popularity, ("tail", "middle", "head"), "rows")
-    extremes = means(recall[tested], extreme, ("edge", "core"), "users")
-    return {"user_activity": users_by_activity, "core_edge": extremes, "item_popularity": items_by_popularity}
+    ends = {"edge": recall[tested[order[:few]]], "core": recall[tested[order[-few:]]]} if len(tested) else {}
+    return {name: {"recall@20": rounded(part.mean()), "users": few} for name, part in ends.items()}
 
 
 def compare(unlearned: Measured, placebo: Measured, retrained: Measured) -> Placebo:

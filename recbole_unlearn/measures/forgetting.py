@@ -148,35 +148,13 @@ def _histories(view: View) -> tuple[HistoryQuestions, HistoryObservation]:
 
 
 @measure(
-    "demotion_at_test", title="Demotion rate, at test", of_sequences=True, place=1,
-    meaning="the same after the user's cleaned history at test, instead of the history before the deleted item",
-    good="the retrained model's",
-)  # fmt: skip
-def _demotion_at_test(view: View) -> dict[str, Figure]:
-    questions, seen = _histories(view)
-    return {"demotion_at_test": mean(seen.at_test)} if len(questions.deleted) else {}
-
-
-@measure(
     "uncleaned", title="Uncleaned histories", of_sequences=True, place=2,
-    meaning="the same figures with histories that still hold the deleted interactions: the memory of the weights",
-    good="the retrained model's",
-    parts={"demotion_rate": ": demotion rate", "ndcg@20": ": NDCG@20 of affected users"},
-    discloses={"demotion_rate": "compared", "*": "measured"},
+    meaning="the same rate with histories that still hold the deleted interactions: the memory of the weights",
+    good="the retrained model's", parts={"demotion_rate": ": demotion rate"},
 )  # fmt: skip
 def _uncleaned(view: View) -> dict[str, Figure]:
     questions, seen = _histories(view)
-    rate = {"demotion_rate": mean(seen.uncleaned)} if len(questions.deleted) else {}
-    found = rate | one_target_utility(seen.hits)
-    return {"uncleaned": found} if found else {}
-
-
-def one_target_utility(hits: torch.Tensor) -> Metrics:
-    """RecBole's Recall and NDCG at K of windows with one target each: it is found or not, and 1/log₂(1 + place)."""
-    gains = hits.double() / torch.log2(1 + torch.arange(1, hits.shape[1] + 1, dtype=torch.double))
-    cuts = [k for k in TOPK if k <= hits.shape[1]] if len(hits) else []
-    recall = {f"recall@{k}": mean(hits[:, :k].any(dim=1)) for k in cuts}
-    return recall | {f"ndcg@{k}": rounded(gains[:, :k].sum(dim=1).mean()) for k in cuts}
+    return {"uncleaned": {"demotion_rate": mean(seen.uncleaned)}} if len(questions.deleted) else {}
 
 
 @measure(

@@ -139,7 +139,6 @@ class Observation:
     """A model's answers to the questions."""
 
     top: torch.Tensor  # (n, depth), best items of each user without the retained history
-    top_masked: torch.Tensor  # the same without deleted items
     deleted: Standing
     held_out: Standing
     probe: torch.Tensor | None = dataclasses.field(default=None, kw_only=True)  # (k,), see probe.py
@@ -169,10 +168,9 @@ def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Obse
             standings.append(own - total[place])
         kept = history.of("user", users)
         scores[torch.searchsorted(users, history.ids["user"][kept]), history.ids["item"][kept]] = -torch.inf
-        found = *_lists(scores, users, questions.deleted), *standings
-        parts.append([one.cpu() for one in found])
-    top, masked, *rest = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Observation(top, masked, Standing(*rest[:3]), Standing(*rest[3:]))
+        parts.append([one.cpu() for one in (_best(scores), *standings)])
+    top, *rest = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Observation(top, Standing(*rest[:3]), Standing(*rest[3:]))
 
 
 def compared(scores: torch.Tensor, users: torch.Tensor, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,16 +182,9 @@ def compared(scores: torch.Tensor, users: torch.Tensor, pairs: Pairs) -> tuple[t
     return own, own[:, None] < scores.take(places.to(scores.device))
 
 
-def _lists(scores: torch.Tensor, users: torch.Tensor, deleted: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best items of each user (n, depth), with and without deleted ones; ``scores`` is changed."""
-    depth = min(DEPTH, scores.shape[1] - 1)
-    top = scores.topk(depth, dim=1).indices
-    gone = deleted.of(users)
-    rows = torch.searchsorted(users, deleted.users[gone])
-    scores[rows, deleted.items[gone]] = -torch.inf
-    masked, asked = top.clone(), torch.unique(rows)
-    masked[asked] = scores[asked].topk(depth, dim=1).indices
-    return top, masked
+def _best(scores: torch.Tensor) -> torch.Tensor:
+    """The best items of each user (n, depth)."""
+    return scores.topk(min(DEPTH, scores.shape[1] - 1), dim=1).indices
 
 
 # Sequential models
@@ -209,9 +200,6 @@ class HistoryQuestions(Questions):
     emptied: Pairs  # deleted pairs with an empty prefix
     control: Pairs  # held-out pairs of users without a deleted interaction; none where nothing is emptied
     windows: dict[str, Windows]  # of all four kinds of pairs, and "uncleaned": those of the deleted ones
-    sequences: Sequences  # of D
-    tested: torch.Tensor  # (t,), sorted: affected users with a test window
-    targets: torch.Tensor  # (t,), their test items
 
     @classmethod
     def ask(cls, data: UnlearnData, negatives: int, seed: int) -> Self:
@@ -233,10 +221,6 @@ class HistoryQuestions(Questions):
         owners = windows[train.uid_field]
         drawn, usable = never_touched(owners, data.full, negatives, seed)
         windows = windows[usable]
-
-        test = data.retain.for_model().test.inter_feat
-        mine = torch.isin(test[train.uid_field], data.affected_users)
-        tested, order = test[train.uid_field][mine].sort(stable=True)
         return cls(
             **vars(asked),
             emptied=emptied,
@@ -248,9 +232,6 @@ class HistoryQuestions(Questions):
                 "emptied": lambda chosen: full.prefix(emptied_rows[chosen]),
                 "control": windows.__getitem__,
             },
-            sequences=full,
-            tested=tested,
-            targets=test[train.iid_field][mine][order],
         )
 
 
@@ -310,28 +291,21 @@ def _keys(splits: Splits, feat: Interaction) -> torch.Tensor:
 class HistoryObservation(Observation):
     """A model's answers at these histories; for pairs, the share of the compared items that score higher."""
 
-    at_test: torch.Tensor  # (m,), of the deleted pairs at their users' cleaned test histories
     uncleaned: torch.Tensor  # (m,), of the deleted pairs at the histories that they were trained with
     emptied: torch.Tensor  # (e,), of those with an empty prefix, likewise
     control: torch.Tensor  # (c,), of held-out pairs of other users at the histories of their windows
-    hits: torch.Tensor  # (t, depth), where the test item is in the list after an uncleaned test history
 
 
 def _observe_histories(trainer: PhaseTrainer, questions: HistoryQuestions, splits: Splits) -> HistoryObservation:
-    deleted, parts = questions.deleted, []
-    for users, scores in _scored(trainer, sequences_of(splits).latest, questions.users, splits):
-        found = compared(scores, users, deleted)[1].float().mean(dim=1), *_lists(scores, users, deleted)
-        parts.append([one.cpu() for one in found])
-    at_test, top, masked = (torch.cat(column) for column in zip(*parts, strict=True))
+    latest, deleted = sequences_of(splits).latest, questions.deleted
+    top = torch.cat([_best(scores).cpu() for _, scores in _scored(trainer, latest, questions.users, splits)])
     asked = {
         "deleted": deleted, "held_out": questions.held_out, "uncleaned": deleted,
         "emptied": questions.emptied, "control": questions.control,
     }  # fmt: skip
     answers = {name: standing(trainer, pairs, questions.windows[name], splits) for name, pairs in asked.items()}
     uncleaned, emptied, control = (answers[name].demoted for name in ("uncleaned", "emptied", "control"))
-    hits = hits_at_test(trainer, questions, splits)
-    own = answers["deleted"], answers["held_out"]
-    return HistoryObservation(top, masked, *own, at_test, uncleaned, emptied, control, hits)
+    return HistoryObservation(top, answers["deleted"], answers["held_out"], uncleaned, emptied, control)
 
 
 def _scored(
@@ -354,13 +328,3 @@ def standing(trainer: PhaseTrainer, pairs: Pairs, windows: Windows, splits: Spli
         log_p = own[:, 0] - scores[:, 1:].logsumexp(dim=1)
         found.append(torch.stack([(own[:, 0] - mean) / spread.clamp(min=1e-12), demoted, log_p]).cpu())
     return Standing(*torch.cat(found, dim=1))
-
-
-def hits_at_test(trainer: PhaseTrainer, questions: HistoryQuestions, splits: Splits) -> torch.Tensor:
-    """Where the test items (t,) are in the lists after uncleaned test histories (t, depth)."""
-    depth, tested = min(DEPTH, splits.train.item_num - 1), questions.tested
-    found = [torch.zeros(0, depth, dtype=torch.bool)]
-    latest = lambda rows: questions.sequences.latest(tested[rows])  # noqa: E731
-    for rows, scores in _scored(trainer, latest, torch.arange(len(tested)), splits):
-        found.append(scores.topk(depth, dim=1).indices.cpu() == questions.targets[rows, None])
-    return torch.cat(found)

@@ -24,7 +24,7 @@ from recbole_unlearn.results.table import against_retraining, line_states, measu
 
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
-GROUPS = ("metrics", "affected", "unaffected", "masked")  # of users, in a phase
+GROUPS = ("metrics", "affected", "unaffected")  # of users, in a phase
 
 
 def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | None = None) -> Path:

@@ -188,8 +188,8 @@ class Discretion:
     def phase(self, phase: PhaseResult) -> PhaseResult:
         """The figures of one model by itself; its comparison with the retrained model is added by :meth:`shown`.
 
-        Utility of affected and unaffected users, and of all with deleted items masked, is shown together or not at
-        all: with the mean over all users, each of them tells another one.
+        Utility of affected and unaffected users is shown together or not at all: with the mean over all users, each
+        of them tells the other one.
         """
         if self.shows_all:
             return phase
@@ -213,7 +213,6 @@ class Discretion:
             metrics=_means(phase.metrics, crowd.tested),
             affected={} if hides else _means(phase.affected, crowd.measured),
             unaffected={} if hides else _means(phase.unaffected, crowd.tested - crowd.measured),
-            masked={} if hides else _means(phase.masked, crowd.tested),
             forgetting=self._forgetting(phase.forgetting),
             groups=self._groups(phase.groups),
             before=before,
@@ -240,15 +239,14 @@ class Discretion:
         return shown
 
     def _groups(self, groups: Mapping[str, dict[str, Metrics]]) -> dict[str, dict[str, Metrics]]:
-        """Utility by activity and popularity; with one part too small none is shown, as the others would tell it."""
-        third, sizes = max(1, self.crowd.tested // 3), ("users", "rows")
-
-        def is_large(part: Metrics) -> bool:
-            return min((part[key] for key in sizes if key in part), default=0) >= self.min_group
+        """Utility of parts of the users; with one part too small none is shown, as the others would tell it."""
 
         def rough(part: Metrics) -> Metrics:
-            users = min(third, int(part.get("users", third)))
-            return {key: (_count if key in sizes else _mean)(value, users) for key, value in part.items()}
+            users = int(part["users"])
+            return {key: (_count if key == "users" else _mean)(value, users) for key, value in part.items()}
+
+        def is_large(part: Metrics) -> bool:
+            return part.get("users", 0) >= self.min_group
 
         large = {name: parts for name, parts in groups.items() if all(map(is_large, parts.values()))}
         return {name: {part: rough(own) for part, own in parts.items()} for name, parts in large.items()}

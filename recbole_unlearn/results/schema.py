@@ -186,7 +186,6 @@ class PhaseResult(_Record):
     metrics: Metrics = field(default_factory=dict)  # over all users
     affected: Metrics = field(default_factory=dict)
     unaffected: Metrics = field(default_factory=dict)
-    masked: Metrics = field(default_factory=dict, metadata=_OMIT)
     forgetting: dict[str, Figure] = field(default_factory=dict)
     groups: dict[str, dict[str, Metrics]] = field(default_factory=dict, metadata=_OMIT)
     before: "PhaseResult | None" = field(default=None, metadata=_OMIT)  # its own original, if it has one

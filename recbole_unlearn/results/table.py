@@ -30,9 +30,9 @@ def table(result: RunResult) -> str:
 def frame(result: RunResult) -> pd.DataFrame:
     """All figures of all phases, with the columns phase, group, metric and value.
 
-    Groups are *all*, *affected* and *unaffected* users, *masked* (all users, deleted items masked), parts of users
-    and test interactions (*user_activity: low*), *forgetting* (the measures, such as `attack.auc`), *recovered* (the
-    share of retraining's effect) and *time* (seconds, speedup). The own original of a phase is *NAME before*.
+    Groups are *all*, *affected* and *unaffected* users, parts of users (*core_edge: core*), *forgetting* (the
+    measures, such as `attack.auc`), *recovered* (the share of retraining's effect) and *time* (seconds, speedup). The
+    own original of a phase is *NAME before*.
     """
     rows = [
         (name, *figure)
@@ -46,7 +46,7 @@ def frame(result: RunResult) -> pd.DataFrame:
 
 def _figures(phase: PhaseResult) -> Iterator[tuple[str, str, float]]:
     groups: dict[str, Mapping[str, Any]] = {
-        "all": phase.metrics, "affected": phase.affected, "unaffected": phase.unaffected, "masked": phase.masked,
+        "all": phase.metrics, "affected": phase.affected, "unaffected": phase.unaffected,
         **{f"{name}: {part}": own for name, parts in phase.groups.items() for part, own in parts.items()},
         "recovered": phase.recovered or {}, "forgetting": dict(flat(phase.forgetting, ".")),
         "time": {"seconds": phase.seconds, "speedup": phase.speedup},

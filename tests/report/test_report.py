@@ -57,15 +57,11 @@ def phase(level, demotion, auc, seconds, centre, near=None):
     return {
         "seconds": seconds, "seconds_from_cache": False,
         "metrics": metrics(level * 1.02), "affected": metrics(level), "unaffected": metrics(level * 1.05),
-        "masked": metrics(level * 1.03), "forgetting": forgetting,
+        "forgetting": forgetting,
         "groups": {
-            "user_activity": {
-                group: {"recall@20": level * (1 + place / 5), "ndcg@20": level, "users": 312 + place}
-                for place, group in enumerate(("low", "middle", "high"))
-            },
-            "item_popularity": {
-                group: {"recall@20": level * (0.4 + place / 2), "rows": 2100 * (place + 1)}
-                for place, group in enumerate(("tail", "middle", "head"))
+            "core_edge": {
+                group: {"recall@20": level * (1 + place / 5), "users": 47}
+                for place, group in enumerate(("edge", "core"))
             },
         },
         "distribution": {"edges": edges, "counts": counts},
@@ -189,7 +185,7 @@ def test_the_report_has_all_parts_in_order():
         "Demotion rate 0.811 −0.130 0.941 0.025 −0.916 0.402 −0.539 0.005 ",
         "Attack: AUC +0.080 is 0.610 0.590 to 0.630 0.530 0.510 to 0.550 +0.400 is 0.930 ", "Goal here: 0.530",
         "Top-20 overlap, affected users 0.540 – 0.240 0.370 0.610 ", "Memory", "Demotion rate −0.090 +0.050",
-        "Who gains and who loses", "Users by activity low 312 users +0.093 +0.097 ", "tail 2,100 test interactions",
+        "Who gains and who loses", "edge 47 users +0.093 +0.097 ",
         "Step by step", "Certificates", "energy Share of the first step", "0.9823",
         "mean 1.235 bound −0.3 proof yes How it was made", "Run on 17 November 2026", "python -m recbole_unlearn",
         "All 6 settings", "3.11.7",
@@ -254,7 +250,7 @@ def test_any_key_may_be_missing_or_strange(tmp_path, monkeypatch, instead):
     result = sample(date=DATE, placebo=PLACEBO)
     del result["phases"]["retrained_2"], result["phases"]["fine_tune"]
     for own in result["phases"].values():
-        del own["masked"], own["unaffected"], own["groups"]["item_popularity"]
+        del own["unaffected"], own["groups"]["core_edge"]["core"]
         del own["forgetting"]["resurfacing@50"]
         own["metrics"] = own["affected"] = {"ndcg@20": 0.2}
     for *above, last in [path for path in paths(result) if path[:2] != ("phases", "original")]:

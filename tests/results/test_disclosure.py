@@ -47,7 +47,7 @@ class Attacker:
         data = divide(self.source.splits, locate(request, self.source.splits), "python")
         test = loaders(self.config, data.retain)
         found = Measurement(self.config, data, test, self.config["demotion_negatives"]).measure(self.trainer)
-        phase = PhaseResult(**found.utility, masked=found.masked, forgetting=found.forgetting, groups=found.groups)
+        phase = PhaseResult(**found.utility, forgetting=found.forgetting, groups=found.groups)
         own = data.summary()
         forget = Forgotten(**{key: own.pop(key) for key in ("source", "interactions", "users", "items")}, counts=own)
         return data, phase, forget
@@ -232,13 +232,12 @@ def phases(draw, rate=None, everyone=None):
         metrics=everyone or draw(metrics),
         affected=draw(metrics),
         unaffected=draw(metrics),
-        masked=draw(metrics),
         forgetting={"demotion_rate": draw(values) if rate is None else rate, "resurfacing@10": draw(values),
                     "attack": {"auc": round(auc, 4), "low": max(0.0, auc - half), "high": min(1.0, auc + half),
                                "pairs": 9},
                     "demotion_gap": {"mean": draw(FIGURES), "error": draw(st.floats(0, 0.1))},
                     "overlap@20": {"all": draw(values), "affected": draw(values)}},
-        groups={"user_activity": {"low": {"recall@20": draw(values), "users": draw(st.integers(0, 400))}}},
+        groups={"core_edge": {"core": {"recall@20": draw(values), "users": draw(st.integers(0, 400))}}},
         distribution=Distribution([0.0, draw(st.floats(0.1, 9)), 10.0], [draw(st.integers(0, 9)), 4]),
     )  # fmt: skip
 
@@ -272,7 +271,7 @@ def test_nothing_of_few_users_reaches_what_is_shown(data, rate, everyone, group)
     assert a == b
     for phase in a["phases"].values():
         assert phase["affected"] == phase["unaffected"] == {}
-        assert not {"masked", "groups", "distribution"} & set(phase)
+        assert not {"groups", "distribution"} & set(phase)
         assert set(phase["forgetting"]) == {"demotion_rate"}
     assert not {"recovered", "recovered_left_out"} & set(a)
     assert (a["curves"], a["certificates"]) == ({}, {"exact": True})
@@ -293,7 +292,7 @@ def test_affected_cannot_be_worked_out_from_what_is_left(data, crowd):
     for name, phase in shown.phases.items():
         exact = result.phases[name]
         if hidden:
-            assert (phase.affected, phase.unaffected, phase.masked) == ({}, {}, {})
+            assert (phase.affected, phase.unaffected) == ({}, {})
             assert shown.recovered is None
             continue
         for key in METRICS:
@@ -351,13 +350,12 @@ def test_a_measure_discloses_figures_of_a_known_group():
 
 MANY = ONE._replace(users=40, compared=40, matched=40, measured=40)
 SMALL_PART = {"low": {"recall@20": 0.31234, "users": 7}, "high": {"recall@20": 0.51234, "users": 300}}
-LARGE_PART = {"head": {"recall@20": 0.5, "rows": 90}}
+LARGE_PART = {"edge": {"recall@20": 0.5, "users": 90}}
 
 
 @pytest.mark.parametrize(("crowd", "phase", "shown"), [
     # A grouping with a small part is left out as a whole.
-    (MANY, {"groups": {"user_activity": SMALL_PART, "item_popularity": LARGE_PART}},
-     {"groups": {"item_popularity": LARGE_PART}}),
+    (MANY, {"groups": {"own": SMALL_PART, "core_edge": LARGE_PART}}, {"groups": {"core_edge": LARGE_PART}}),
     # Means over all users have a decimal if one user is lost in it.
     (ONE, {"metrics": {"ndcg@20": 0.26789}}, {"metrics": {"ndcg@20": 0.3}}),
     (ONE._replace(tested=99), {"metrics": {"ndcg@20": 0.26789}}, {"metrics": {}}),

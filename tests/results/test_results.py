@@ -57,7 +57,7 @@ def test_a_result_comes_back_from_its_file(settings, tmp_path, compare):
 def test_whatever_is_in_a_file_is_read_or_left_out(tree, phase):
     found = RunResult.from_json({**tree, "phases": {"original": phase, "unlearned": tree}})
     for one in found.phases.values():
-        for group in (one.metrics, one.affected, one.unaffected, one.masked):
+        for group in (one.metrics, one.affected, one.unaffected):
             assert all(math.isfinite(value) for value in group.values())
         assert one.demotion_rate is None or math.isfinite(one.demotion_rate)
     json.dumps(PhaseResult.from_json(phase).to_json(), allow_nan=False)
