@@ -16,7 +16,7 @@ import io
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,7 @@ from recbole_unlearn.recbole_compat import own_environment
 from recbole_unlearn.settings import UnlearnConfig, read_regular
 
 ROLES = ("original", "unlearned", "retrained")
+SIDES = ("users", "items")
 _FORMS = "Give a checkpoint (.pth), a .parquet of scores, or a folder with vectors or scores (docs/judging.md)."
 
 
@@ -63,17 +64,6 @@ class ScoreTable(GeneralRecommender):
         return self.full_sort_predict(interaction).gather(1, interaction[self.ITEM_ID][:, None])[:, 0]
 
 
-class Tables(NamedTuple):
-    """Rows of users and of items by RecBole's ids; without ``items`` those of users are scores."""
-
-    users: torch.Tensor  # (n, d)
-    items: torch.Tensor | None  # (m, d)
-
-    def scores(self) -> torch.Tensor:
-        """All scores (n, m)."""
-        return self.users if self.items is None else self.users @ self.items.T
-
-
 def evaluate_models(
     model: str | type | None = None, dataset: str | None = None, *, forget: Any = None,
     config_dict: Mapping[str, Any] | None = None, **arguments: Any,
@@ -94,32 +84,24 @@ def evaluate_models(
     values |= {"placebo": False, "save_unlearned": False, "unlearn": "given"}
     values["compare"] = ["given_retrained"] if "retrained" in places else []
     own = [place.suffix != ".pth" for place in places.values()]
-    if not any(own):
-        paths = {role: str(place) for role, place in places.items() if role != "original"}
-        return run_unlearn(
-            model, dataset, forget=forget, checkpoint=places["original"], config_dict=values | paths, **arguments
-        )
-    if not all(own) or model is not None:
+    if any(own) and (not all(own) or model is not None):
         raise UnlearnError(
             "evaluate compares like with like: three checkpoints, or three files of scores or vectors."
         )
     with tempfile.TemporaryDirectory(prefix="recbole-unlearn-") as work:
-        values["relearn_epochs"] = 0
-        paths = _as_checkpoints(places, Path(work), dataset, forget, values, arguments.get("config_files") or [])
-        return run_unlearn(
-            ScoreTable,
-            dataset,
-            forget=forget,
-            checkpoint=paths.pop("original"),
-            config_dict=values | paths,
-            **arguments,
-        )
+        if any(own):
+            model, values["relearn_epochs"] = ScoreTable, 0
+            files = arguments.get("config_files") or []
+            places = _as_checkpoints(places, Path(work), dataset, forget, values, files)
+        paths = {role: str(place) for role, place in places.items()}
+        start, values = paths.pop("original"), values | paths
+        return run_unlearn(model, dataset, forget=forget, checkpoint=start, config_dict=values, **arguments)
 
 
 def _as_checkpoints(
     places: Mapping[str, Path], work: Path, dataset: str | None, forget: Any, values: Mapping[str, Any],
     config_files: Any,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, Path]:  # fmt: skip
     """The files of ``places`` as checkpoints in ``work``; refused where they lack what they have to score."""
     values = {**values, "unlearn": "retrain", "compare": [], "embedding_size": 1, "score_columns": False}
     config = UnlearnConfig(ScoreTable, dataset, config_files, values)
@@ -128,104 +110,86 @@ def _as_checkpoints(
     with own_environment(), without_warnings():
         source = load(config)
     if protocol is not None:
-        data = protocol.divided(source.splits, config["seed"], source.clock, source.fitted)
+        data = protocol.divided(source, config["seed"])
     else:
         data = carry_out(read_request(forget, Fields.of(config)), source, "file", config["on_missing"], None)
     tables = {role: _read(place, data, role == "original") for role, place in places.items()}
-    are_scores = any(one.items is None for one in tables.values())
-    if are_scores:
-        tables = {role: Tables(one.scores(), None) for role, one in tables.items()}
-    width, paths = max(one.users.shape[1] for one in tables.values()), {}
+    are_scores = not all(len(items) for _, items in tables.values())
+    if are_scores:  # then all of them have scores
+        tables = {k: (users @ items.T if len(items) else users, items[:0]) for k, (users, items) in tables.items()}
+    width, paths = max(users.shape[1] for users, _ in tables.values()), {}
     config = config.replace(embedding_size=width, score_columns=are_scores)
     for role, (users, items) in tables.items():
-        items = users[:0] if items is None else items
         # A dimension of zeros changes no product.
         state = {
             f"{side}.weight": nn.functional.pad(rows, (0, width - rows.shape[1]))
             for side, rows in (("users", users), ("items", items))
         }
-        paths[role] = str(work / f"{role}.pth")
-        write_torch(Path(paths[role]), {"config": config.to_recbole(), "epoch": 0, "state_dict": state})
+        paths[role] = work / f"{role}.pth"
+        write_torch(paths[role], {"config": config.to_recbole(), "epoch": 0, "state_dict": state})
     return paths
 
 
-def _read(place: Path, data: UnlearnData, is_original: bool) -> Tables:
-    """The tables of a model, in the order of RecBole's ids; users and items that it lacks get zeros, or the least."""
+def _read(place: Path, data: UnlearnData, is_original: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors of users and of items by RecBole's ids; or scores (n, m), and no items.
+
+    Users and items that the model lacks get zeros, or the least score.
+    """
     train = data.retain.train
-    fields = (train.uid_field, train.iid_field)
+    fields, sizes = (train.uid_field, train.iid_field), (train.user_num, train.item_num)
     try:
-        named, scores = _contents(place, fields)
+        named, parts = _contents(place, fields)
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise UnlearnError(f"{shown(place)} cannot be read as a model: {type(error).__name__}. {_FORMS}") from error
-    ids = []
+    problem, ids = "", []
     needed = (data.full if is_original else data.retain).train.inter_feat
-    for field, (names, _) in zip(fields, named, strict=True):
+    for field, names in zip(fields, named, strict=True):
         known = train.field2token_id[field]
         ids.append(torch.tensor([known.get(name, 0) for name in names]))
         lacking = len(set(needed[field].tolist()) - set(ids[-1].tolist()))
         if lacking or len(set(names)) < len(names):
             what = f"lacks {lacking} values" if lacking else "has the same value twice"
-            raise UnlearnError(
-                f"{shown(place)} {what} of {field} among the data that the model is of. Correct the file."
-            )
-    parts = [rows for _, rows in named] if scores is None else [scores]
-    if not all(np.isfinite(part).all() for part in parts):
-        raise UnlearnError(
-            f"{shown(place)} has scores or vectors that are not finite, or lacks pairs. Correct the file."
-        )
-    sizes = train.user_num, train.item_num
-    if scores is None:
-        if parts[0].shape[1:] != parts[1].shape[1:]:
-            raise UnlearnError(
-                f"{shown(place)} has vectors of different lengths for users and items. Correct the file."
-            )
-        found = [torch.zeros(size, part.shape[1]) for size, part in zip(sizes, parts, strict=True)]
-        for own, at, part in zip(found, ids, parts, strict=True):
-            own[at] = torch.from_numpy(part).float()
-            own[0] = 0
-        return Tables(*found)
-    table = torch.full(sizes, float(scores.min()))
-    table[ids[0][:, None], ids[1][None, :]] = torch.from_numpy(scores).float()
-    return Tables(table, None)
+            problem = problem or f"{what} of {field} among the data that the model is of"
+    are_vectors = len(parts) == 2
+    if [len(names) for names in named] != ([len(rows) for rows in parts] if are_vectors else [*parts[0].shape]):
+        problem = "has other numbers of tokens than of rows"
+    elif not problem and not all(np.isfinite(part).all() for part in parts):
+        problem = "has scores or vectors that are not finite, or lacks pairs"
+    elif not problem and are_vectors and parts[0].shape[1:] != parts[1].shape[1:]:
+        problem = "has vectors of different lengths for users and items"
+    if problem:
+        raise UnlearnError(f"{shown(place)} {problem}. Correct the file.")
+    if not are_vectors:
+        table = torch.full(sizes, float(parts[0].min()))
+        table[ids[0][:, None], ids[1][None, :]] = torch.from_numpy(parts[0]).float()
+        return table, table[:0]
+    users, items = (torch.zeros(size, part.shape[1]) for size, part in zip(sizes, parts, strict=True))
+    for own, at, part in zip((users, items), ids, parts, strict=True):
+        own[at] = torch.from_numpy(part).float()
+        own[0] = 0
+    return users, items
 
 
-Named = tuple[list[str], Any]  # tokens, and a row of numbers for each; None where a matrix has them
-
-
-def _contents(place: Path, fields: tuple[str, str]) -> tuple[list[Named], np.ndarray | None]:
-    """Tokens of users and of items with their vectors, or the scores (n, m)."""
+def _contents(place: Path, fields: tuple[str, str]) -> tuple[list[list[str]], list[np.ndarray]]:
+    """Tokens of users and of items; and the vectors of both, or one matrix of scores (n, m)."""
     if place.is_file():
         frame = pd.read_parquet(io.BytesIO(read_regular(place)))
-        columns = [_tokens(frame[field]) for field in fields]
-        wide = pd.DataFrame({"user": columns[0], "item": columns[1], "score": frame["score"].astype(float)})
+        users, items = (_tokens(frame[field]) for field in fields)
+        wide = pd.DataFrame({"user": users, "item": items, "score": frame["score"].astype(float)})
         table = wide.pivot(index="user", columns="item", values="score")
-        return [(table.index.tolist(), None), (table.columns.tolist(), None)], table.to_numpy()
-    names = [f"{side}.parquet" for side in ("users", "items")]
-    if all((place / name).is_file() for name in names):
-        frames = [pd.read_parquet(io.BytesIO(read_regular(place / name))) for name in names]
+        return [table.index.tolist(), table.columns.tolist()], [table.to_numpy()]
+    files = [place / f"{side}.parquet" for side in SIDES]
+    if all(file.is_file() for file in files):
+        frames = [pd.read_parquet(io.BytesIO(read_regular(file))) for file in files]
+        names = [_tokens(frame["token"]) for frame in frames]
         if "vector" in frames[0]:
-            return [(_tokens(frame["token"]), np.stack(frame["vector"].to_list())) for frame in frames], None
+            return names, [np.stack(frame["vector"].to_list()) for frame in frames]
         stored = load_tensors(read_regular(place / "embeddings.safetensors"))
-        return [
-            (_tokens(frame["token"]), stored[side][frame["row"].to_numpy()].double().numpy())
-            for side, frame in zip(("users", "items"), frames, strict=True)
-        ], None
-    listed = [read_regular(place / f"{side}.txt").decode().splitlines() for side in ("users", "items")]
-    if (place / "scores.npy").is_file():
-        scores = _array(place / "scores.npy")
-        if scores.shape != (len(listed[0]), len(listed[1])):
-            raise _other_number(place)
-        return [(names, None) for names in listed], scores
-    vectors = [_array(place / f"{side}.npy") for side in ("users", "items")]
-    if [len(rows) for rows in vectors] != [len(names) for names in listed]:
-        raise _other_number(place)
-    return list(zip(listed, vectors, strict=True)), None
-
-
-def _other_number(place: Path) -> UnlearnError:
-    return UnlearnError(
-        f"{shown(place)} has other numbers of tokens than of rows. Write a token for each row, a line each."
-    )
+        rows = (stored[side][frame["row"].to_numpy()] for side, frame in zip(SIDES, frames, strict=True))
+        return names, [part.double().numpy() for part in rows]
+    names = [read_regular(place / f"{side}.txt").decode().splitlines() for side in SIDES]
+    arrays = ("scores",) if (place / "scores.npy").is_file() else SIDES
+    return names, [_array(place / f"{name}.npy") for name in arrays]
 
 
 def _tokens(column: pd.Series) -> list[str]:

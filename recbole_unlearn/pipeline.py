@@ -162,8 +162,7 @@ class Pipeline:
         if (protocol := Protocol.read(forget)) is not None:
             protocol.load_column(self.config)
             source = self._load(self.checkpoint.dataset_file if self.checkpoint else None)
-            data = protocol.divided(source.splits, self.config["seed"], source.clock, source.fitted)
-            return dataclasses.replace(data, done=source.done)
+            return protocol.divided(source, self.config["seed"])
         if not is_injected(forget):
             request = read_request(forget, Fields.of(self.config))
             source = self._load(self.checkpoint.dataset_file if self.checkpoint else None)

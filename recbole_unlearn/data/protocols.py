@@ -22,9 +22,9 @@ from recbole.data.interaction import Interaction
 from recbole.utils import FeatureType
 
 from recbole_unlearn.data.sequences import SequenceSplits
+from recbole_unlearn.data.source import Source
 from recbole_unlearn.data.splits import DRAWN, Located, Splits, UnlearnData, append, divide
 from recbole_unlearn.errors import UnlearnError, shown
-from recbole_unlearn.files import Clock
 from recbole_unlearn.settings import UnlearnConfig
 
 SHARE = 0.05  # of the users who delete a category, and of fake users
@@ -69,39 +69,34 @@ class Protocol(NamedTuple):
             columns = config["load_col"].get("item") or [config["ITEM_ID_FIELD"]]
             config["load_col"] = {**config["load_col"], "item": list(dict.fromkeys([*columns, self.values[0]]))}
 
-    def divided(self, splits: Splits, seed: int, clock: Clock | None, fitted: torch.Tensor | None) -> UnlearnData:
+    def divided(self, source: Source, seed: int) -> UnlearnData:
         """The data with this request drawn, and divided by it."""
         if self.kind == "stream":
             raise UnlearnError("A stream makes many runs: give it on the command line, or use run_stream().")
-        rng, targets = np.random.default_rng(seed), None
+        rng, splits = np.random.default_rng(seed), source.splits
+        targets: torch.Tensor | None
         if self.kind == "spam":
             splits, located, targets = _with_spam(splits, int(self.values[0]), rng)
         else:
             located, targets = self._drawn(splits, rng)
         if not located.train.any() or located.train.all():
             raise UnlearnError(f"{self.name} deletes no interaction of this dataset, or all; ask for another share.")
-        data = divide(splits, located, f"{DRAWN} {self.name}", clock, fitted)
-        return dataclasses.replace(data, exposed=targets)
+        data = divide(splits, located, f"{DRAWN} {self.name}", source.clock, source.fitted)
+        return dataclasses.replace(data, done=source.done, exposed=targets)
 
     def _drawn(self, splits: Splits, rng: np.random.Generator) -> tuple[Located, torch.Tensor | None]:
-        train = splits.train
-        owners = train.inter_feat[train.uid_field].numpy()
+        train, targets = splits.train, None
+        owners, hits = train.inter_feat[train.uid_field].numpy(), [np.ones(len(part), dtype=bool) for part in splits]
         users, counts = np.unique(owners, return_counts=True)
         order = rng.permutation(len(users))  # also of users with as many interactions
         if self.kind == "sensitive":
             targets = _of_category(train, *self.values)
             hits = [torch.isin(part.inter_feat[part.iid_field], targets).numpy() for part in splits]
-            users, share = np.unique(owners[hits[0]]), SHARE
-            chosen = rng.permutation(users)
+            chosen, share = rng.permutation(np.unique(owners[hits[0]])), SHARE
         else:
-            targets, hits, share = (
-                None,
-                [np.ones(len(part), dtype=bool) for part in splits],
-                float(self.values[0]) / 100,
-            )
             if self.kind != "random":
                 order = order[np.argsort(counts[order] * (-1 if self.kind == "core" else 1), kind="stable")]
-            chosen = users[order]
+            chosen, share = users[order], float(self.values[0]) / 100
         # Of all users that have an id, which earlier parts of a stream do not change.
         chosen = chosen[: max(1, round(share * (train.user_num - 1) / self.part[1]))]
         owned = [np.isin(part.inter_feat[part.uid_field].numpy(), chosen) for part in splits]

@@ -28,8 +28,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from recbole_unlearn import report
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import fetch
@@ -42,7 +40,6 @@ from recbole_unlearn.registry import METHODS
 from recbole_unlearn.results import RunResult, flat
 from recbole_unlearn.results.record import plain_values
 from recbole_unlearn.results.table import against_retraining
-from recbole_unlearn.results.table import frame as frame_of
 from recbole_unlearn.settings import (
     GROUPS,
     Role,
@@ -303,16 +300,6 @@ class GridResult:
     failed: dict[str, str]
     output_dir: Path
     files: list[Path]
-
-    def to_frame(self) -> pd.DataFrame:
-        """The figures of all cells that did not fail, a row each, with the cell, model, dataset, ratio and seed."""
-        parts = []
-        for cell, result in self._results():
-            own = {key: getattr(cell, key) for key in ("model", "dataset", "ratio", "request", "seed")}
-            own = {"cell": cell.name, **own, "method": result.method}
-            figures = frame_of(result)
-            parts.append(pd.DataFrame(own, index=figures.index).join(figures))
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
     def __str__(self) -> str:
         """A row for each method of each cell, with its distances from retraining; then the reason of each failure."""

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import yaml
 
 from recbole_unlearn import cluster, settings
@@ -40,14 +39,6 @@ class TuneResult:
 
     result: dict[str, Any]
     output_dir: Path
-
-    def to_frame(self) -> pd.DataFrame:
-        """The trials: a row for each, with its settings and figures; failed ones have none."""
-        rows = [
-            {"trial": record["number"], "state": record["state"], **record["settings"], **(record["figures"] or {})}
-            for record in self.result["trials"]
-        ]
-        return pd.DataFrame(rows)
 
     def __str__(self) -> str:
         """The trials, best first; then lines about the best and about failures."""

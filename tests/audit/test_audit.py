@@ -89,11 +89,11 @@ def test_rounds_that_are_done_are_not_done_again(settings, monkeypatch, tmp_path
 
 
 def test_each_shadow_model_has_half_and_its_couple_the_other_half(make_config, settings):
-    from recbole_unlearn.data import Protocol, load
+    from recbole_unlearn.data import Protocol, Source, load
 
     config = make_config(forget="random:40%")
     splits = load(config).splits
-    data = Protocol.read("random:40%").divided(splits, 7, None, None)
+    data = Protocol.read("random:40%").divided(Source(splits, None), 7)
     pairs = Pairs = shadows.Pairs.of(data, 7)
     work = shadows.Work(config, data, pairs, [], None, 6, False)
     saw, train = work.saw(), splits.train

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recbole_unlearn import run_stream, run_unlearn
-from recbole_unlearn.data import Protocol, load
+from recbole_unlearn.data import Protocol, Source, load
 from tests.parts import refused
 
 
@@ -16,7 +16,7 @@ def drawn(make_config):
     def make(forget, seed=7, **changes):
         config, protocol = make_config(**changes), Protocol.read(forget)
         protocol.load_column(config)
-        return protocol.divided(load(config).splits, seed, None, None)
+        return protocol.divided(Source(load(config).splits, None), seed)
 
     return make
 
@@ -43,7 +43,7 @@ def test_parts_of_a_stream_are_equal_and_in_order(drawn, make_config):
     config, protocol, seen = make_config(), Protocol.read("core:20%"), []
     splits = load(config).splits
     for part in range(1, 5):
-        data = protocol._replace(part=(part, 4)).divided(splits, 7, None, None)
+        data = protocol._replace(part=(part, 4)).divided(Source(splits, None), 7)
         seen += data.affected_users.tolist()
         splits = data.retain
     assert len(seen) == len(set(seen)) == 8

@@ -17,7 +17,6 @@ from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, method_ph
 from recbole_unlearn.results.disclosure import Crowd, Discretion
 from recbole_unlearn.results.record import judged, left_out, recovered
 from recbole_unlearn.results.table import table
-from recbole_unlearn.tuning import TuneResult
 from tests.results.test_disclosure import phases, results
 from tests.test_text import NONSENSE
 
@@ -217,13 +216,3 @@ def test_few_users_have_no_figures_in_any_verdict():
     shown = Discretion(10, ENOUGH).shown(run_of({**phases, "finetune": share})).phases["finetune"]
     assert shown.recovered == {"ndcg@20": 0.4}
     assert "40% of what retraining does" in shown.verdict.text
-
-
-def test_a_sweep_as_a_frame(tmp_path):
-    trials = [
-        {"number": 0, "state": "finished", "settings": {"rank": 4}, "figures": {"score": 0.5}},
-        {"number": 1, "state": "failed", "settings": {"rank": 8}, "figures": None},
-    ]
-    found = TuneResult({"trials": trials}, tmp_path).to_frame()
-    assert (list(found), found["trial"].tolist()) == (["trial", "state", "rank", "score"], [0, 1])
-    assert found["score"].isna().tolist() == [False, True]
