@@ -87,7 +87,9 @@ def _main(arguments: list[str]) -> int:
         return commands.main(arguments[1:], parse, _model)
     if arguments[:1] in (["audit"], ["evaluate"]):
         if {"--help", "-h"} & set(arguments) or len(arguments) == 1:
-            print(settings_help(arguments[0]), flush=True)
+            from recbole_unlearn import settings
+
+            print(settings.read_yaml(settings.properties_dir() / "help.yaml")[arguments[0]].rstrip(), flush=True)
             return 0
         return _run(parse(arguments[1:]), arguments[0])
     if "--version" in arguments:
@@ -177,13 +179,6 @@ def _choice() -> str:
     others = [f"{one.name} is recommended {one.recommended}" for one in METHODS.all() if one.recommended]
     first = "The default, --unlearn=auto, is the quickest exact method for the model"
     return "; ".join([first, *others]) + ". --compare=retrain measures how near any method comes."
-
-
-def settings_help(command: str) -> str:
-    """What `audit` and `evaluate` do, and with which settings."""
-    from recbole_unlearn import settings
-
-    return str(settings.read_yaml(settings.properties_dir() / "help.yaml")[command]).rstrip()
 
 
 def help_text(model: str = "", dataset: str = "") -> str:

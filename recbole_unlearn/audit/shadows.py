@@ -194,7 +194,11 @@ def _audit(pipeline: Pipeline, forget: Any) -> AuditResult:
     cache = dataclasses.replace(cache, cache=cache.cache and run.ray_address is None)
     work = Work(config, data, pairs, phases, cache, number, not data.is_made_up)
     workers = Workers(run.workers, run.ray_address, config["device"].type, of_one_process(run.threads))
-    margins = _rounds(work, workers, pipeline.directory, pipeline.trainings)
+    parts = [pipeline.trainings.key(config, part) for part in (data.full, data.retain)]
+    parts += [f"{phase.name} {phase.settings}" for phase in phases] + [str(number)]
+    # Another audit in this directory has another folder.
+    folder = pipeline.directory / f"rounds-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
+    margins = _rounds(work, workers, folder)
     content = {
         "schema": SCHEMA, "model": config["model"], "dataset": config["dataset"], "method": config["unlearn"],
         "seed": config["seed"], "shadows": number, "settings": plain_values(config),
@@ -205,20 +209,13 @@ def _audit(pipeline: Pipeline, forget: Any) -> AuditResult:
     write_json(pipeline.directory / "audit.json", content)
     if run.report != "none":
         logger.info("Report: %s", write_audit(content, pipeline.directory))
-    shutil.rmtree(_folder(work, pipeline.directory, pipeline.trainings))
+    shutil.rmtree(folder)
     return AuditResult(content, pipeline.directory)
 
 
-def _folder(work: Work, directory: Path, trainings: Trainings) -> Path:
-    """Where finished rounds of this audit are kept; another audit in the directory has another folder."""
-    parts = [trainings.key(work.config, part) for part in (work.data.full, work.data.retain)]
-    parts += [f"{phase.name} {phase.settings}" for phase in work.phases] + [str(work.number)]
-    return directory / f"rounds-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
-
-
-def _rounds(work: Work, workers: Workers, directory: Path, trainings: Trainings) -> dict[str, np.ndarray]:
-    """The margins (N, n) by phase; rounds that an earlier call has finished are not done again."""
-    folder = make_directory(_folder(work, directory, trainings))
+def _rounds(work: Work, workers: Workers, folder: Path) -> dict[str, np.ndarray]:
+    """The margins (N, n) by phase; rounds that an earlier call has kept in ``folder`` are not done again."""
+    make_directory(folder)
     files = [folder / f"{place:03}.npz" for place in range(work.number)]
     missing = [place for place, file in enumerate(files) if not file.is_file()]
     _announce(work, missing)

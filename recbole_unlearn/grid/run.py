@@ -37,7 +37,7 @@ from recbole_unlearn.log import logging_to, on_terminal, progress_bar
 from recbole_unlearn.pipeline import checked_settings
 from recbole_unlearn.quick_start import opened
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.results import RunResult, flat
+from recbole_unlearn.results import flat
 from recbole_unlearn.results.record import plain_values
 from recbole_unlearn.results.table import against_retraining
 from recbole_unlearn.settings import (
@@ -303,17 +303,15 @@ class GridResult:
 
     def __str__(self) -> str:
         """A row for each method of each cell, with its distances from retraining; then the reason of each failure."""
-        found = [(cell.name, against_retraining(result, least=1)) for cell, result in self._results()]
+        done = [cell.name for cell in self.cells if cell.name not in self.failed]
+        results = (report.read_result(self.output_dir / name / "result.json") for name in done)
+        found = zip(done, (against_retraining(result, least=1) for result in results), strict=True)
         blocks = [(name, block) for name, block in found if block]
         rows = [[name, *row] for name, (_, own, _) in blocks for row in own]
         lines = ["Distances from the retrained model's figures. Means over seeds, and all figures: tables.md."]
         lines += [f"{name} failed: {why}" for name, why in self.failed.items()]
         tables = [drawn(["cell", *blocks[0][1][0]], rows, left=3)] if blocks else []
         return "\n".join([*tables, *map(wrapped, lines)])
-
-    def _results(self) -> list[tuple[Cell, RunResult]]:
-        done = [cell for cell in self.cells if cell.name not in self.failed]
-        return [(cell, report.read_result(self.output_dir / cell.name / "result.json")) for cell in done]
 
 
 def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) -> GridResult:
