@@ -5,7 +5,7 @@ distances to the retrained model (gaps, score distributions, ranked lists).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from recbole_unlearn.measures.base import View, measure, rounded
-from recbole_unlearn.measures.scores import HistoryObservation, HistoryQuestions, Observation, Questions
+from recbole_unlearn.measures.scores import HistoryObservation, HistoryQuestions, Questions, Standing
 from recbole_unlearn.results.schema import Distribution, Figure, Metrics
 
 TOPK = (10, 20, 50)
@@ -232,16 +232,17 @@ def attack(members: np.ndarray, others: np.ndarray, users: np.ndarray) -> dict[s
     return {key: round(value, 4) for key, value in found.items()} | {"pairs": len(members)}
 
 
-def membership(questions: Questions, seen: Observation) -> dict[str, Any] | None:
-    """The attack by the answers of a model."""
+def membership(questions: Questions, standings: Sequence[tuple[Standing, Standing]]) -> dict[str, Any] | None:
+    """The attack by the answers of one or more models, (deleted, held out) each."""
     if len(questions.members) == 0:
         return None
     pick = np.arange(len(questions.members))
     if len(pick) > ATTACKED:
         pick = np.sort(np.random.default_rng(0).choice(len(pick), ATTACKED, replace=False))
-    # What the attacker sees of each pair (m, 2): its score and its share of demotions.
+    # What the attacker sees of each pair (m, 2k): its score and its share of demotions under each of k models.
     members, others = (
-        torch.stack([one.score, one.demoted], dim=1).double().numpy() for one in (seen.deleted, seen.held_out)
+        torch.stack([x for one in own for x in (one.score, one.demoted)], dim=1).double().numpy()
+        for own in zip(*standings, strict=True)
     )
     members, others = members[questions.members.numpy()[pick]], others[pick]
     return attack(members, others, questions.held_out.users.numpy()[pick])
@@ -253,8 +254,20 @@ def membership(questions: Questions, seen: Observation) -> dict[str, Any] | None
     good="the retrained model's, within the intervals",
 )  # fmt: skip
 def _attack_alone(view: View) -> dict[str, Figure]:
-    found = membership(view.questions, view.seen)
+    found = membership(view.questions, [(view.seen.deleted, view.seen.held_out)])
     return {} if found is None else {"attack": found}
+
+
+@measure(
+    "attack_before_after", title="Attack, before and after", parts=AUC, discloses="matched", place=4,
+    meaning="the same with the models before and after; guessing gives 0.5 and 0.01",
+    good="the retrained model's, within the intervals",
+)  # fmt: skip
+def _attack_before_after(view: View) -> dict[str, Figure]:
+    if view.before is None:
+        return {}
+    found = membership(view.questions, [(one.deleted, one.held_out) for one in (view.before, view.seen)])
+    return {} if found is None else {"attack_before_after": found}
 
 
 # Score distributions of deleted pairs, relative to the user's other items: (s − mean)/std

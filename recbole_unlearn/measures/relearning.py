@@ -47,7 +47,7 @@ def curves(questions: Questions, seen: Observation) -> dict[str, Curve]:
     for epoch, one in enumerate([seen, *seen.relearned] if seen.relearned else []):
         if len(questions.deleted):
             points["relearned_demotion"].append((epoch, mean(one.deleted.demoted)))
-        if attack := membership(questions, one):
+        if attack := membership(questions, [(one.deleted, one.held_out)]):
             points["relearned_attack"].append((epoch, attack["auc"]))
     return {kind: curve for kind, curve in points.items() if curve}
 
@@ -61,7 +61,7 @@ def _relearning(view: View) -> dict[str, Figure]:
     if not view.seen.relearned or len(view.questions.deleted) == 0:
         return {}
     last = view.seen.relearned[-1]
-    attack = membership(view.questions, last) or {}
+    attack = membership(view.questions, [(last.deleted, last.held_out)]) or {}
     return {"relearning": {"demotion_rate": mean(last.deleted.demoted), **attack}}
 
 

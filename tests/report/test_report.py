@@ -48,7 +48,7 @@ def phase(level, demotion, auc, seconds, centre, near=None):
     edges = [round(-3 + 0.1 * step, 3) for step in range(61)]
     counts = [round(400 * math.exp(-(((edge - centre) / 0.7) ** 2))) for edge in edges[:-1]]
     attack = {"auc": auc, "low": auc - 0.02, "high": auc + 0.02, "tpr@1%fpr": (auc - 0.5) / 4 + 0.01}
-    forgetting = {"demotion_rate": demotion, "attack": attack}
+    forgetting = {"demotion_rate": demotion, "attack": attack, "attack_before_after": attack}
     forgetting |= {f"resurfacing@{k}": round((1 - demotion) * k / 200, 6) for k in CUTS}
     if near is not None:
         lists = {"all": near, "affected": near - 0.07, "unaffected": near + 0.02}
@@ -78,6 +78,7 @@ def sample(method="obliviate", dataset="ml-100k", model="LightGCN", seed=2020, *
         "retrained_2": phase(0.250 + shift, 0.936, 0.53, 44.2, -0.85, near=0.68),
         "fine_tune": phase(0.201 + shift, 0.402, 0.78, 6.3, 0.5, near=0.44),
     }
+    del phases["original"]["forgetting"]["attack_before_after"]
     return {
         "schema": 1, "model": model, "dataset": dataset, "method": method, "seed": seed,
         "settings": {"learning_rate": 0.001, "topk": [10, 20, 50], "lac_steps": 200, "reproducibility": True},
