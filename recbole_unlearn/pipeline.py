@@ -23,7 +23,6 @@ from recbole_unlearn.data import (
     Fields,
     Protocol,
     Scorer,
-    SequenceSplits,
     Source,
     UnlearnData,
     carry_out,
@@ -321,7 +320,6 @@ class Pipeline:
             errors=errors,
             placebo=self._placebo(outcomes),
             control=self._control(),
-            provisional=self._provisional(),
             done_earlier=self.data.done_earlier,
             **self.evidence.stamp(),
         )
@@ -381,18 +379,6 @@ class Pipeline:
         trainer.reset_orphans(task)
         measured = self.measurement.measure(self._as_saved(trainer), self.phases[ORIGINAL].measured)
         return _Phase(measured, None, False).result(self.measurement.distances(measured, target.measured))
-
-    def _provisional(self) -> results.Provisional | None:
-        """A provisional judgement of the unlearned model when no retrained model was asked for."""
-        if RETRAINED in self.phases or self.phases[UNLEARNED].exact or len(self.data.forget) == 0:
-            return None
-        # It replaces retraining by a simple ranker, which cannot rank by the history that a sequential model reads.
-        if self.discretion.few or isinstance(self.data.retain, SequenceSplits):
-            return None
-        before, after = (self.phases[name].measured.seen for name in (ORIGINAL, UNLEARNED))
-        least = 1 if self.discretion.shows_all else self.evaluation.min_group
-        questions, seed = self.measurement.questions, self.config["seed"]
-        return measures.provisional(questions, self.data, before, after, least, seed)
 
     def _write(self, result: RunResult) -> None:
         """Write result.json and the report; cached models that saw S are removed."""

@@ -19,4 +19,4 @@ from recbole_unlearn.measures.scores import (
     observe,
     standing,
 )
-from recbole_unlearn.measures.verdict import SHORT, Expectation, provisional, restated
+from recbole_unlearn.measures.verdict import SHORT, restated

@@ -3,34 +3,13 @@ r"""The verdict on a result: exact, near retraining, short of it, beyond it, inc
 An exact model is a function of D\S alone. Where it differs from the retrained model, seeds or recipes of training
 differ; no figure is asked whether it remembers.
 
-Without a retrained model there is a *provisional* verdict: the demotion rate of a closed-form ranker of D\S on the
-same comparisons (`rows/closed_form.py`), the *expected level*, replaces the retrained model's. Its uncertainty is the
-largest of a share of the level (:data:`UNSURE`); the difference of the ranker and the original on held-out pairs of
-the same users, which neither has seen (a model that ranks those otherwise is of another kind); twice the standard
-errors of the compared figures; and the difference that the verdict ignores.
+Without a retrained model nothing tells how near to it another one is, and the level is unknown.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
-import torch
-
-from recbole_unlearn.data import UnlearnData
-from recbole_unlearn.measures.base import rounded
-from recbole_unlearn.measures.forgetting import clustered
-from recbole_unlearn.measures.scores import Observation, Pairs, Questions
-from recbole_unlearn.results.schema import (
-    CONTROL,
-    ORIGINAL,
-    RETRAINED,
-    SECOND,
-    UNLEARNED,
-    PhaseResult,
-    Provisional,
-    Verdict,
-)
-from recbole_unlearn.rows import PAIRS, ClosedFormRanker, RetainedIndex, TrainIndex
+from recbole_unlearn.results.schema import CONTROL, ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, Verdict
 from recbole_unlearn.settings import properties_dir, read_yaml
 from recbole_unlearn.text import MISSING, decimal, percent
 
@@ -39,23 +18,18 @@ SHARE = 0.1  # of the way from the original to the retrained model that may be l
 DAMAGE = 0.25  # of the retrained model's NDCG@20 of affected users that may be lost: two seeds differed by a tenth
 BEYOND = 0.05  # of that way that a model may go too far: an item below its place can be recognised
 LEAST = 0.01  # demotion rates and AUCs that differ by less are the same
-# Of the expected level: how far a retrained model's demotion rate may be from it. It was up to .07 away on ml-100k
-# (docs/measuring.md), and twice as much for noise on ml-1m (`rows/closed_form.py`).
-UNSURE = 0.15
 _BESIDE = "; for information: "  # before figures of an exact model
 _SAID = read_yaml(properties_dir() / "verdict.yaml")
 UNCHANGED, DONE, NOTHING, EMPTIED, WHOLE = (
     _SAID[key] for key in ("unchanged", "done", "nothing", "emptied", "whole")
 )
 _WORDS, SHORT = _SAID["words"], _SAID["short"]
-NOTHING_LEFT = Provisional("cannot_tell", _SAID["rests_on"]["nothing_left"])
 
 
 def verdict(
     phases: Phases,
     recovered: Mapping[str, float],
     deleted: int | None = None,
-    provisional: Provisional | None = None,
     done_earlier: bool = False,
     whole: bool = False,
 ) -> Verdict:
@@ -70,14 +44,14 @@ def verdict(
     is that beyond the gap of held-out pairs of other users, and the original has to be twice as far away.
 
     With no ``deleted`` training interaction the original never saw the request; ``done_earlier``: it is its result.
-    ``provisional`` is the estimate without a retrained model. ``whole``: its users lose all their interactions.
+    ``whole``: its users lose all their interactions.
     """
     if done_earlier:
         return Verdict("near", DONE)
     if deleted == 0:
         return Verdict("near", UNCHANGED)
     if phases.get(UNLEARNED, PhaseResult()).exact:
-        return _said("exact", {} if whole else phases, recovered, None, "")  # rates of whole users say nothing
+        return _said("exact", {} if whole else phases, recovered, "")  # rates of whole users say nothing
     probed = whole and _probe(phases) is not None  # rows of whole users start again in every model
     reason = _reason(phases, probed)
     if reason == "unknown" and RETRAINED in phases:
@@ -85,12 +59,10 @@ def verdict(
     if reason == "near" and CONTROL in phases and _reason({**phases, UNLEARNED: phases[CONTROL]}, probed) == "near":
         reason = "control"
     note = WHOLE if probed else EMPTIED if _rate(phases) is _EMPTIED_RATE else ""
-    return _said(reason, phases, recovered, provisional if reason == "unknown" else None, note)
+    return _said(reason, phases, recovered, note)
 
 
-def restated(
-    found: Verdict, phases: Phases, recovered: Mapping[str, float], provisional: Provisional | None
-) -> Verdict:
+def restated(found: Verdict, phases: Phases, recovered: Mapping[str, float]) -> Verdict:
     """The same verdict with the figures of ``phases``, which may be rounded or left out."""
     if found.text in (UNCHANGED, DONE, NOTHING):
         return found
@@ -98,7 +70,7 @@ def restated(
         phases = {}
     own = (key for key in ("control", "damage", "returns") if found.text.startswith(_WORDS[key]))
     note = next((one for one in (EMPTIED, WHOLE) if found.text.endswith(one)), "")
-    return _said(next(own, found.level), phases, recovered, provisional, note)
+    return _said(next(own, found.level), phases, recovered, note)
 
 
 class _Way(NamedTuple):
@@ -146,7 +118,7 @@ class _Rate(NamedTuple):
 
 
 _RATE = _Rate(("demotion_rate",), "demotion_gap")
-# There is no attack with it, so a model that went half of the way must not pass: as for provisional verdicts.
+# There is no attack with it, so a model that went half of the way must not pass.
 _EMPTIED_RATE = _Rate(("emptied", "demotion_rate"), "emptied_gap", clear=2)
 
 
@@ -199,13 +171,10 @@ def _attack(phases: Phases, key: str = "attack") -> _Way | None:
     return _Way(start, end, slack, abs(start) > max(LEAST, half[0] + half[2]))
 
 
-def _said(
-    reason: str, phases: Phases, recovered: Mapping[str, float], provisional: Provisional | None, note: str
-) -> Verdict:
+def _said(reason: str, phases: Phases, recovered: Mapping[str, float], note: str) -> Verdict:
     """A level (or "control", "damage") in words, with as many figures as ``phases`` and ``recovered`` have."""
     if reason == "unknown":
-        text = f"{_WORDS[reason]}." if provisional is None else _looks(provisional, phases)
-        return Verdict(reason, text, provisional)
+        return Verdict(reason, f"{_WORDS[reason]}.")
     if reason == "exact":
         return Verdict(reason, f"{_WORDS[reason]}{_beside(phases)}.")
     probed = note == WHOLE  # it rests on the probe alone
@@ -259,91 +228,3 @@ def _beside(phases: Phases) -> str:
         beside = [f"{name} {value}" for name, value in zip(others, rest, strict=True) if value not in (own, MISSING)]
         told += [f"{title} {', '.join([own, *beside])}"] if own != MISSING and beside else []
     return f"{_BESIDE}{'; '.join(told)}" if told else ""
-
-
-def _looks(found: Provisional, phases: Phases) -> str:
-    """The provisional verdict in words: the level, its basis, and how to confirm it."""
-    short, meaning = _SAID["looks"][found.looks]
-    ending = "Only --compare=retrain can confirm it."
-    if found.looks == "cannot_tell":
-        ending = "Only --compare=retrain can tell."
-        if found.expected is None:
-            return f"{short}: {found.rests_on}. {ending}"
-    if found.expected is not None:
-        rates = {name: phases.get(name, PhaseResult()).demotion_rate for name in (UNLEARNED, ORIGINAL)}
-        figures = [f"{name} {decimal(rate, 3)}" for name, rate in rates.items() if rate is not None]
-        expected = f"expected {decimal(found.expected, 3)}"
-        short += f": {meaning} (demotion rate: {', '.join([*figures, expected])})"
-    return f"{short}; provisional: it rests on {found.rests_on}. {ending}"
-
-
-# Without retraining
-
-
-def provisional(
-    questions: Questions, data: UnlearnData, original: Observation, unlearned: Observation, least: int = 1,
-    seed: int = 0,
-) -> Provisional | None:  # fmt: skip
-    """The provisional verdict on the unlearned model; None where no deleted pair can be compared.
-
-    Users without a retained interaction are left out: their preferences are unknown. With fewer than ``least`` others
-    it is :data:`NOTHING_LEFT`.
-    """
-    if len(questions.deleted) == 0:
-        return None
-    expectation = Expectation(data, seed)
-    picked = expectation.picked(questions.deleted)
-    users = questions.deleted.users[picked]
-    number = len(torch.unique(users))
-    if number < max(1, least):
-        return NOTHING_LEFT
-    demoted = expectation.demoted(questions.deleted, picked)
-    ranks = (seen.deleted.demoted[picked].double() for seen in (original, unlearned))
-    gaps = [clustered(rank - demoted, users) for rank in ranks]
-    held_out = expectation.picked(questions.held_out)
-    other = original.held_out.demoted[held_out].double() - expectation.demoted(questions.held_out, held_out)
-    level, kind = float(demoted.mean()), abs(float(other.mean())) if len(other) else 0.0
-    unsure = max(LEAST, UNSURE * level, kind, *(2 * error for _, error in gaps))
-    return Provisional(looks(gaps[0][0], gaps[1][0], unsure), _SAID["rests_on"]["ranker"], rounded(level), number)
-
-
-def looks(start: float, end: float, unsure: float) -> str:
-    """A level from the demotion rates of the original and the unlearned model, each minus the expected level.
-
-    ``unsure`` is the uncertainty of the expected level. Models below it (negative) still know the deleted pairs. The
-    rules are those of the verdict, with two differences that keep a model that did nothing from passing:
-
-    * an original that is not below the expected level by twice ``unsure`` cannot be told from a model that never saw
-      the pairs, so the level is *cannot_tell*;
-    * *over* is a model that went beyond the expected level and left the original by more than ``unsure``.
-    """
-    if end > max(BEYOND * abs(start), unsure) and end - start > unsure:
-        return "over"
-    if min(start, end) >= -2 * unsure:
-        return "cannot_tell"
-    return "under" if end < -max(SHARE * abs(start), unsure) else "near"
-
-
-class Expectation:
-    """Where a model that never saw them would put pairs, by the closed-form ranker; also the goal of a sweep."""
-
-    def __init__(self, data: UnlearnData, seed: int = 0) -> None:
-        self.retained, self.seed = RetainedIndex(TrainIndex(data.full.train), data.deleted), seed
-
-    @functools.cached_property
-    def _ranker(self) -> ClosedFormRanker:
-        return ClosedFormRanker(self.retained)
-
-    def picked(self, pairs: Pairs) -> torch.Tensor:
-        """Positions of pairs whose users have a retained interaction; a sample where there are many."""
-        index = self.retained.index
-        left = torch.bincount(index.ids["user"][~self.retained.deleted], minlength=index.sizes["user"])
-        known = (left[pairs.users] > 0).nonzero().flatten()
-        chosen = torch.randperm(len(known), generator=torch.Generator().manual_seed(self.seed))[:PAIRS]
-        return known[chosen.sort().values]
-
-    def demoted(self, pairs: Pairs, picked: torch.Tensor) -> torch.Tensor:
-        """The share of the compared items that the closed-form ranker puts above each pair (m,)."""
-        items = torch.cat([pairs.items[picked, None], pairs.others[picked]], dim=1)
-        scores = self._ranker.scores(pairs.users[picked], items)
-        return (scores[:, :1] < scores[:, 1:]).double().mean(dim=1)

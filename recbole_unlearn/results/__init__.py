@@ -17,7 +17,6 @@ from recbole_unlearn.results.schema import (
     LeftOut,
     PhaseResult,
     Placebo,
-    Provisional,
     RunResult,
     Verdict,
     Withheld,

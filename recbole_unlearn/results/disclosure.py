@@ -298,20 +298,8 @@ class Discretion:
         return {key: to_step(value, 0.1) for key, value in found.items()}
 
     def _verdict(self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics) -> Verdict | None:
-        """The level is that of the exact figures; its sentence has the figures that are shown.
-
-        A provisional verdict is left out where it rests on figures of few users.
-        """
-        if found is None:
-            return None
-        looks = found.provisional
-        if looks is not None:
-            users, level = looks.users or 0, looks.expected
-            if self.few or (level is not None and users < self.min_group):
-                looks = None
-            elif level is not None:
-                looks = replace(looks, expected=_mean(level, users))
-        return restated(found, {} if self.few else phases, shares, looks)
+        """The level is that of the exact figures; its sentence has the figures that are shown."""
+        return None if found is None else restated(found, {} if self.few else phases, shares)
 
     def _placebo(self, found: Placebo | None) -> Placebo | None:
         """Figures of deleted pairs, rounded and left out like those of the phases."""

@@ -46,7 +46,6 @@ from recbole_unlearn.results.schema import (
     LeftOut,
     Metrics,
     PhaseResult,
-    Provisional,
     RunResult,
     Verdict,
     method_phases,
@@ -120,13 +119,13 @@ def judged(
 
 def _verdict(
     phases: Mapping[str, PhaseResult], shares: Metrics, forget: Forgotten, control: PhaseResult | None,
-    provisional: Provisional | None = None, is_done: bool = False,
+    is_done: bool = False,
 ) -> Verdict:  # fmt: skip
     """The verdict on `unlearned`; the control started from the original of the run, so it serves no other one."""
     whole = bool(forget.users) and forget.counts.get("orphan_users") == forget.users
     if control is not None and phases[UNLEARNED].before is None:
         phases = {**phases, CONTROL: control}
-    return verdict(phases, shares, forget.interactions, provisional, is_done, whole)
+    return verdict(phases, shares, forget.interactions, is_done, whole)
 
 
 def environment(threads: int, device: Any) -> dict[str, Any]:
@@ -208,12 +207,12 @@ class Evidence:
 
 def build(
     config: UnlearnConfig, forget: Forgotten, phases: dict[str, PhaseResult], *, errors: Mapping[str, Metrics],
-    provisional: Provisional | None, control: PhaseResult | None = None, **more: Any,
+    control: PhaseResult | None = None, **more: Any,
 ) -> RunResult:  # fmt: skip
     """The result of a finished run, with the fields of ``more`` as they are.
 
-    ``errors`` are those of :func:`judged`, ``provisional`` is the verdict without retraining. The ``control`` is the
-    original with nothing but its orphan rows reset; it is judged as a method is.
+    ``errors`` are those of :func:`judged`. The ``control`` is the original with nothing but its orphan rows reset; it
+    is judged as a method is.
     """
     run, is_done = read(RunSettings, config), more.get("done_earlier") is not None
     shares = recovered(phases, errors.get(UNLEARNED, {})) if RETRAINED in phases else None
@@ -232,6 +231,6 @@ def build(
         recovered=shares,
         left_out=None if shares is None else left_out(phases, shares),
         speedup=speedup(phases),
-        verdict=_verdict(phases, shares or {}, forget, control, provisional, is_done),
+        verdict=_verdict(phases, shares or {}, forget, control, is_done),
         **more,
     )

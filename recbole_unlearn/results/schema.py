@@ -98,26 +98,11 @@ class Distribution(_Record):
 
 
 @dataclass(frozen=True)
-class Provisional(_Record):
-    """How a result without retraining looks, and what that rests on."""
-
-    looks: str  # near, under, over or cannot_tell
-    rests_on: str
-    expected: float | None = field(default=None, metadata=_OMIT)  # demotion rate of a model without the pairs
-    users: int | None = field(default=None, metadata=_OMIT)  # whose deleted pairs that is about
-
-    def __post_init__(self) -> None:
-        if self.looks not in LEVELS or not self.rests_on:
-            raise ValueError("not a level, or without a reason")
-
-
-@dataclass(frozen=True)
 class Verdict(_Record):
     """One word and one sentence on a result."""
 
     level: str = "unknown"
     text: str = ""
-    provisional: Provisional | None = field(default=None, metadata=_OMIT)  # where the level is unknown
 
     def __post_init__(self) -> None:
         if not self.text:

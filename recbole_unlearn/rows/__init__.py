@@ -2,12 +2,10 @@
 
 `tables.py` finds the rows of users, items and features in a model, `index.py` the interactions of a user, item or
 pair, `region.py` the users and items of a request; `batches.py` draws the witness set, `model_loss.py` computes
-losses and scores, `vectors.py` finds vectors whose products are scores, and `closed_form.py` estimates the rank of
-a pair in a model that never saw it.
+losses and scores, and `vectors.py` finds vectors whose products are scores.
 """
 
 from recbole_unlearn.rows.batches import Triples, Witness, as_batch, learns_by_user
-from recbole_unlearn.rows.closed_form import PAIRS, ClosedFormRanker
 from recbole_unlearn.rows.index import OTHER, SIDES, RetainedIndex, Side, TrainIndex
 from recbole_unlearn.rows.model_loss import (
     Moments,

@@ -45,8 +45,7 @@ class TuneResult:
         result = self.result
         keys, records, objective = list(result["space"]), result["trials"], result["objective"]
         good = [record for record in records if record["state"] == backend.FINISHED]
-        references = [(name, result[name]) for name in ("original", "retrained") if result[name]]
-        rows = [[name, *[""] * len(keys), *_cells(figures)] for name, figures in references]
+        rows = [[name, *[""] * len(keys), *_cells(result[name])] for name in ("original", "retrained")]
         for record in sorted(good, key=lambda one: -one["figures"]["score"])[:ROWS]:
             values = [_plain(record["settings"].get(key)) for key in keys]
             rows.append([f"trial {record['number']}", *values, *_cells(record["figures"])])
@@ -60,8 +59,7 @@ class TuneResult:
         headline = [] if result["beats_original"] else [NO_BETTER, ""]
         lines.append(f"Best, on validation interactions: trial {result['best']['trial']}, {chosen}.")
         if objective["target"] is not None:
-            source = "retrained" if objective["target_source"] == "retrained" else "expected of never-seen items"
-            lines.append(f"Demotion rate to reach: {decimal(objective['target'], 3)} ({source}).")
+            lines.append(f"Demotion rate to reach: {decimal(objective['target'], 3)} (retrained).")
         number = counted(len(result["front"]), "candidate")
         lines.append(f"On the front of utility and forgetting: {number}; tune.json has their settings.")
         return "\n".join([*headline, drawn(head, rows), *map(wrapped, lines)])
@@ -123,14 +121,13 @@ class _Sweep:
             reasons = [record["error"] for record in records if record["error"]]
             raise UnlearnError(f"All {counted(len(records), 'trial')} failed; the first one: {reasons[0]}")
         objective = {name: getattr(goal, name) for name in ("metric", "affected", "weight", "target")}
-        source = "retrained" if len(self.pipeline.methods) > 1 else "expected"
         return {
             "schema": SCHEMA, "model": config["model"], "dataset": config["dataset"],
             "method": self.method.name, "seed": config["seed"],
             # A sweep that was cut short and resumed is the same sweep.
             "settings": {k: v for k, v in plain_values(config).items() if k != "resume"},
             "forget": self.pipeline.forgotten.to_json(),
-            "objective": objective | {"target_source": source},
+            "objective": objective,
             "space": dict(self.space.lines),
             "searcher": self.options.searcher,
             "best": best(candidates), "front": front(candidates), "trials": records,

@@ -4,9 +4,8 @@ r"""A trial of a sweep, and the objective that it is judged by: on training and 
     distance = |demotion rate − target|
     score    = utility / utility of the original − w · distance                      w: tune_weight
 
-The target is the retrained model's demotion rate where there is one, otherwise the level that the provisional verdict
-expects (`measures/verdict.py`), and both are then of users who keep an interaction. The ranker behind it has no
-histories: a sequential model needs the retrained one; its deleted interactions are scored at their cleaned prefixes.
+The target is the demotion rate of a retrained model, which is trained for it unless `--compare=retrain` asks for it.
+Deleted interactions of a sequential model are scored at their cleaned prefixes.
 
 The *front* are the candidates that no other beats in both utility and distance; for any weight, the best is on it.
 
@@ -19,19 +18,19 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from recbole.evaluator.register import metrics_dict
-from recbole.utils import ModelType
 
 from recbole_unlearn import measures, settings
 from recbole_unlearn.data import SequenceSplits, UnlearnData, loaders
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTrainer
-from recbole_unlearn.pipeline import Pipeline, begin
+from recbole_unlearn.pipeline import Pipeline, begin, checked_settings
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, loaded
 from recbole_unlearn.training.threads import of_one_process
@@ -112,14 +111,6 @@ class Bench:
             self.deleted, self.windows = measures.deleted_windows(*asked)
         else:
             self.deleted = measures.deleted_pairs(*asked)
-        # Without retraining, the demotion rate that is expected of the deleted pairs.
-        self.expected: Callable[[], float | None] = lambda: None
-        if self.windows is None and len(config.method_names()) == 1:
-            expectation, every = measures.Expectation(data, config["seed"]), self.deleted
-            picked = expectation.picked(every)
-            self.deleted = measures.Pairs(every.users[picked], every.items[picked], every.others[picked])
-            if len(self.deleted):
-                self.expected = lambda: float(expectation.demoted(every, picked).mean())
 
     def measure(self, trainer: PhaseTrainer) -> Figures:
         """The figures of a trainer's model."""
@@ -173,11 +164,6 @@ def refuse_untunable(pipeline: Pipeline, options: TuneSettings) -> None:
         raise UnlearnError(
             f"{method.name} trains an original of its own, so trials have none to share: it cannot be tuned."
         )
-    if pipeline.config["MODEL_TYPE"] == ModelType.SEQUENTIAL and not others:
-        raise UnlearnError(
-            f"{pipeline.config['model']} is a sequential model, and only a retrained one shows where its deleted "
-            "items belong: add --compare=retrain."
-        )
     read_metric(options, pipeline.config)
     for other in others:
         if not other.reference:
@@ -187,8 +173,8 @@ def refuse_untunable(pipeline: Pipeline, options: TuneSettings) -> None:
             )
 
 
-def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str, Candidate | None]]:
-    """The common start of trials, and the figures of the original and of the retrained model, None without one."""
+def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str, Candidate]]:
+    """The common start of trials, and the figures of the original and of the retrained model."""
     config, method = pipeline.config, pipeline.methods[0].method
     if len(pipeline.data.forget) == 0:
         raise UnlearnError(
@@ -203,29 +189,27 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str
     data = validation_only(pipeline.data)
     metric = read_metric(options, config, data.full.train.item_num)
     bench = Bench(config, data, metric)
-    least = 1 if pipeline.discretion.shows_all else pipeline.discretion.min_group
-    if len(pipeline.methods) == 1 and len(torch.unique(bench.deleted.users)) < least:
-        raise UnlearnError(
-            "Too few users of the request keep an interaction, so nothing tells where their deleted items belong: "
-            "add --compare=retrain."
-        )
-    original, retrained = bench.measure(loaded(config, data.full, "original", pipeline.original)), None
-    for exact in pipeline.methods[1:2]:
-        trainer, task = begin(
-            exact.method, exact.settings, config, pipeline.data, pipeline.original, pipeline.trainings, "retrained"
-        )
-        trainer.run(task)
-        retrained = bench.measure(trainer)
-    target = bench.expected() if retrained is None else retrained.demotion
+    original = bench.measure(loaded(config, data.full, "original", pipeline.original))
+    exact = METHODS.get("retrain")
+    trainer, task = begin(
+        exact,
+        checked_settings(exact, config),
+        config,
+        pipeline.data,
+        pipeline.original,
+        pipeline.trainings,
+        "retrained",
+    )
+    trainer.run(task)
+    retrained = bench.measure(trainer)
+    target = retrained.demotion
     goal = Goal(metric, options.tune_affected, options.tune_weight)
     if target is not None:
         target = round(target, measures.DECIMALS)  # the last bits of another machine do not make another sweep of it
-        source = "the level of never-seen items" if retrained is None else "the retrained model's"
-        logger.info("Demotion rate to reach: %.3f (%s).", target, source)
+        logger.info("Demotion rate to reach: %.3f (the retrained model's).", target)
     goal = goal._replace(original=round(goal.utility(original), measures.DECIMALS), target=target)
     shared = Shared(config, data, pipeline.original, method, config.method_values(method.name), goal)
-    judged = None if retrained is None else goal.judge(retrained)
-    return shared, {"original": goal.judge(original), "retrained": judged}
+    return shared, {"original": goal.judge(original), "retrained": goal.judge(retrained)}
 
 
 def run_trial(shared: Shared, bench: Bench, values: dict[str, Any]) -> dict[str, Any]:

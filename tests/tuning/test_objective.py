@@ -6,7 +6,6 @@ import math
 import pickle
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from recbole_unlearn import settings as groups
 from recbole_unlearn.data import loaders
-from recbole_unlearn.measures import Measurement, Questions, deleted_pairs, observe, provisional
+from recbole_unlearn.measures import Measurement
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import properties_dir
 from recbole_unlearn.training import PhaseTrainer, build_model, compose
@@ -141,25 +140,6 @@ def test_of_whole_sequences_the_uncleaned_demotion_rate_is_measured(measured):
 
 
 @general
-def test_the_level_to_reach_is_that_of_users_who_keep_an_interaction(measured, make_config):
-    """As of the provisional verdict: the ranker knows nothing of whole users, and would put them at 0."""
-    config, data, trainer = measured
-    users = data.full.train.inter_feat["user_id"].numpy()
-    parts = (users > 5) & (users < 9) & (np.arange(len(users)) % 2 == 0)
-    data, some = without(data.full, parts | (users <= 5)), without(data.full, parts)
-    bench, other = bench_of(config, data), bench_of(config, some)
-    assert bench.deleted.users.unique().tolist() == other.deleted.users.unique().tolist() == [6, 7, 8]
-    view = validation_only(data)
-    questions = Questions.of(view, deleted_pairs(view, 10, config["seed"]), 0)
-    seen = observe(trainer, questions, view.retain)
-    level = provisional(questions, view, seen, seen, seed=config["seed"]).expected
-    assert bench.expected() == pytest.approx(level, abs=1e-6)
-    # With a retrained model the target is its rate, of all users.
-    compared = bench_of(make_config(compare=["retrain"]), data)
-    assert len(compared.deleted) > len(bench.deleted)
-
-
-@general
 def test_data_that_cannot_be_tuned_on_is_refused(measured):
     config, data, _ = measured
     empty = data.retain.valid.copy(data.retain.valid.inter_feat[:0])
@@ -168,9 +148,6 @@ def test_data_that_cannot_be_tuned_on_is_refused(measured):
     pipeline = SimpleNamespace(config={}, methods=[SimpleNamespace(method=OBLIVIATE)])
     pipeline.data = SimpleNamespace(forget=[])  # held-out interactions alone
     refused("nothing to tune", trial.prepare, pipeline, None)
-    pipeline.data = without(data.full, (data.full.train.inter_feat["user_id"] <= 5).numpy())
-    pipeline.config, pipeline.discretion = config, SimpleNamespace(few=False, shows_all=True)
-    refused("add --compare=retrain", trial.prepare, pipeline, groups.read(groups.TuneSettings, config))
 
 
 def load_space(make_config, tmp_path, text, **changes):

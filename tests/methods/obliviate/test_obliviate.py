@@ -17,8 +17,6 @@ from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, row_g
 from recbole_unlearn.methods.obliviate.obliviate import Objective, Schedule, calibrate
 from recbole_unlearn.methods.obliviate.paper import PaperObjective
 from recbole_unlearn.rows import Table, find_tables, loss_gradients, reverse_ranking_loss
-from recbole_unlearn.rows import closed_form as level
-from recbole_unlearn.rows.closed_form import ClosedFormRanker
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train
 from tests.methods.conftest import make_task, regression
 from tests.methods.conftest import run as run_method
@@ -221,30 +219,6 @@ def test_the_teacher_knows_every_pair_of_a_batch(settings, monkeypatch):
     )
     run_method(settings, "obliviate_paper", "BPR", lac_steps=3)
     assert [bool(scores.all()) for scores in asked] == [True] * 3  # 0 for pairs that are not in R
-
-
-USERS, ITEMS = torch.tensor([3, 8]), torch.tensor([[1, 2], [5, 9]])
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_the_ranker_equals_its_closed_form(scene, monkeypatch, large):
-    """EASE, or X̃ V Vᵀ for large catalogues, X̃ being X over the roots of the numbers of its users and items."""
-    monkeypatch.setattr(level, "EASE_ITEMS", 0 if large else 5000)
-    monkeypatch.setattr(level, "FACTORS", 3)
-    witness, _ = scene()
-    x = torch.zeros(witness.index.sizes["user"], witness.index.sizes["item"], dtype=torch.float64)
-    left = ~witness.retained.deleted
-    x[witness.index.ids["user"][left], witness.index.ids["item"][left]] = 1.0
-    if large:
-        x = x / x.sum(1, keepdim=True).clamp(min=1).sqrt() / x.sum(0, keepdim=True).clamp(min=1).sqrt()
-        v = torch.linalg.svd(x).Vh[:3].T
-        b = v @ v.T
-    else:
-        eye = torch.eye(x.shape[1], dtype=torch.float64)
-        inverse = torch.linalg.inv(x.T @ x + level.PENALTY * x.sum() / x.shape[1] * eye)
-        b = eye - inverse / inverse.diagonal()
-    found = ClosedFormRanker(witness.retained).scores(USERS, ITEMS).double()
-    assert torch.allclose(found, (x @ b)[USERS[:, None], ITEMS], atol=1e-5)
 
 
 @given(st.floats(-20, 20), st.lists(st.floats(-10, 10), min_size=1, max_size=10))
