@@ -33,11 +33,11 @@ from recbole_unlearn.pipeline import Pipeline, begin, checked_settings
 from recbole_unlearn.progress import MethodPhase
 from recbole_unlearn.quick_start import opened
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.report import write_audit
+from recbole_unlearn.report import COLUMNS, audit_rows, write_audit
 from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED
 from recbole_unlearn.results.record import environment, plain_values
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.text import counted, decimal, drawn, duration, wrapped
+from recbole_unlearn.text import counted, drawn, duration, wrapped
 from recbole_unlearn.training import PhaseTrainer, Trainings, loaded
 from recbole_unlearn.training.threads import of_one_process
 
@@ -146,17 +146,11 @@ class AuditResult:
 
     def __str__(self) -> str:
         """A line for each method, and what its first one means."""
-        rows = []
-        for name, phase in self.result["phases"].items():
-            own, cells = phase["u_lira"], [*(phase["klom"][part] for part in ("deleted", "retained", "held_out"))]
-            shown = [own["auc"], own["tpr@1%fpr"], own["tpr@0.1%fpr"], own["worst"]["auc"], phase["epsilon"]["mean"]]
-            rows.append([name, *(decimal(one, 3) for one in shown), *(decimal(one["mean"], 3) for one in cells)])
-        head = ["", "U-LiRA AUC", "TPR 1%", "TPR 0.1%", "worst tenth", "epsilon", "KLoM S", "retained", "held out"]
         said = (
             f"{counted(self.result['shadows'], 'shadow model')}. original: nothing done, the ceiling; retrained: the "
             f"floor. U-LiRA tells pairs that were unlearned from pairs that were never seen; guessing has .5."
         )
-        return f"{drawn(head, rows)}\n{wrapped(said)}"
+        return f"{drawn(['', *COLUMNS], audit_rows(self.result['phases']))}\n{wrapped(said)}"
 
 
 def audit_unlearn(model: str | type | None = None, dataset: str | None = None, **arguments: Any) -> AuditResult:
@@ -259,19 +253,19 @@ def _judged(margins: dict[str, np.ndarray], work: Work, shows_all: bool) -> dict
     own = np.argsort(~saw, axis=0, kind="stable")[: work.number // 2]
     reference = margins.pop(REFERENCE)
     found = {}
+    other_recipes = {phase.name for phase in work.phases if phase.method.exact and not phase.method.reference}
     for name, values in margins.items():
-        mine, theirs = (np.take_along_axis(one[:, :deleted], own, axis=0) for one in (values, reference))
-        apart = klom(mine, theirs)
-        figures = {
-            "u_lira": u_lira(values[:, :deleted], saw),
-            "epsilon": spread(epsilon(mine, theirs)),
-            "klom": {
+        figures: dict[str, Any] = {"u_lira": u_lira(values[:, :deleted], saw)}
+        if name not in other_recipes:  # outputs of these differ from retrained ones whatever was deleted
+            mine, theirs = (np.take_along_axis(one[:, :deleted], own, axis=0) for one in (values, reference))
+            apart = klom(mine, theirs)
+            figures["epsilon"] = spread(epsilon(mine, theirs))
+            figures["klom"] = {
                 "deleted": spread(apart),
                 "retained": spread(klom(values[:, deleted:retained], reference[:, deleted:retained])),
                 "held_out": spread(klom(values[:, retained:], reference[:, retained:])),
                 "curve": [(round(float(np.quantile(apart, at)), 4), round(float(at), 2)) for at in CURVE],
-            },
-        }
+            }
         found[name] = figures if shows_all else _rough(figures)
     return found
 

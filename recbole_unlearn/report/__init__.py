@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 # isort: off
 if TYPE_CHECKING:
-    from recbole_unlearn.report.audit_page import write_audit
+    from recbole_unlearn.report.audit_page import COLUMNS, audit_rows, write_audit
     from recbole_unlearn.report.comparison import (
         FAILED_FILE, NO_PLAN, PLAN_FILE, Entry, read_mapping, read_plan, read_result, recovered, results_in,
         write_comparison,
