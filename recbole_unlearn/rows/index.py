@@ -134,18 +134,6 @@ class TrainIndex:
         start, count = self._start[side][ids], self.counts(side, ids)
         return self._order[side][ranges(start + count, self._start[side][ids + 1] - start - count)]
 
-    def sample(
-        self, side: Side, ids: torch.Tensor, most: int, generator: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """At most ``most`` interactions of each of ``ids``, evenly spaced: their numbers, and places in ``ids``."""
-        count = self.counts(side, ids)
-        taken = count.clamp(max=most)
-        place = torch.repeat_interleave(torch.arange(len(ids)), taken)
-        rank = torch.arange(len(place)) - (taken.cumsum(0) - taken)[place]
-        start = torch.rand(len(ids), generator=generator, dtype=torch.float64)[place]
-        within = ((rank + start) * count[place] / taken[place]).long().clamp(max=count[place] - 1)
-        return self._order[side][self._start[side][ids][place] + within], place
-
 
 class RetainedIndex:
     r"""D\S by the index of D: which interactions and pairs are left."""

@@ -83,18 +83,6 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
     assert [key for key in index.pairs.tolist() if key % index.sizes["item"]] == fresh.pairs.tolist()
 
 
-@given(PAIRS, st.integers(1, 5), st.integers(0, 99))
-def test_a_sample_has_each_interaction_once(pairs, most, seed):
-    index = TrainIndex(Rows(pairs))
-    for side in SIDES:
-        ids = torch.arange(1, index.sizes[side])
-        numbers, place = index.sample(side, ids, most, torch.Generator().manual_seed(seed))
-        assert torch.equal(index.ids[side][numbers], ids[place])
-        assert torch.equal(torch.bincount(place, minlength=len(ids)), index.counts(side, ids).clamp(max=most))
-        assert (len(torch.unique(numbers)), place.tolist()) == (len(numbers), sorted(place.tolist()))
-        assert len(index.of(side, ids[:0])) == 0
-
-
 @pytest.mark.parametrize("limit", [0, 2**17])
 def test_places_of_members(monkeypatch, limit):
     monkeypatch.setattr(region_module, "PLACES", limit)
