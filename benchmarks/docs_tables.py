@@ -168,7 +168,7 @@ def leaderboard(folders: list[Path]) -> str:
         seeds = len({one["seed"] for ones in cell.values() for one in ones})
         heads = ["", *(head for head, *_ in RANKED), "verdicts"]
         text = tabulate(rows, heads, tablefmt="github", disable_numparse=True)
-        lines.append(f"### {dataset}, {request}, {model} ({seeds} seeds)\n\n{re.sub('  +', ' ', text)}")
+        lines.append(f"## {dataset}, {request}, {model} ({seeds} seeds)\n\n{re.sub('  +', ' ', text)}")
     return re.sub("--+", "---", "\n\n".join(lines))
 
 

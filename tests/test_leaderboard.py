@@ -8,13 +8,13 @@ import pytest
 from recbole_unlearn import run_unlearn
 from tests.conftest import ROOT
 
-HEAD = "### ml-100k, genuine, BPR (3 seeds)"
+HEAD = "## ml-100k, genuine, BPR (3 seeds)"
 NEAR = {"all": 0.04, "gap": 0.015, "attack": 0.03, "rmia": 0.03}
 
 
 def printed(page, method):
     """The figures of a row, by the keys of `docs_tables.RANKED`."""
-    (row,) = re.findall(rf"^\| {method} \|(.*)\|$", page.partition(HEAD)[2].partition("###")[0], re.M)
+    (row,) = re.findall(rf"^\| {method} \|(.*)\|$", page.partition(HEAD)[2].partition("\n## ")[0], re.M)
     cells = [cell.strip().replace("−", "-").replace(" %", "e-2") for cell in row.split("|")]
     keys = ("all", "affected", "unaffected", "gap", "attack", "rmia", "relearned", "speedup")
     return {key: float(cell) for key, cell in zip(keys, cells, strict=False) if cell not in ("–", "")}
