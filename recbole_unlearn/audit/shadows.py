@@ -187,12 +187,11 @@ def _audit(pipeline: Pipeline, forget: Any) -> AuditResult:
     run, cache = pipeline.run_settings, settings.read(settings.CacheSettings, config)
     cache = dataclasses.replace(cache, cache=cache.cache and run.ray_address is None)
     work = Work(config, data, pairs, phases, cache, number, not data.is_made_up)
-    workers = Workers(run.workers, run.ray_address, config["device"].type, of_one_process(run.threads))
     parts = [pipeline.trainings.key(config, part) for part in (data.full, data.retain)]
     parts += [f"{phase.name} {phase.settings}" for phase in phases] + [str(number)]
     # Another audit in this directory has another folder.
     folder = pipeline.directory / f"rounds-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
-    margins = _rounds(work, workers, folder)
+    margins = _rounds(work, pipeline.trainings.workers, folder)
     content = {
         "schema": SCHEMA, "model": config["model"], "dataset": config["dataset"], "method": config["unlearn"],
         "seed": config["seed"], "shadows": number, "settings": plain_values(config),
