@@ -153,6 +153,8 @@ def simulated_gpu():
     with contextlib.ExitStack() as stack:
         for name, answer in CUDA.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, mock.Mock(return_value=answer)))
+        # Optimizers of a build of torch for CUDA ask it whether a graph is being captured.
+        stack.enter_context(mock.patch.object(torch.accelerator, "current_accelerator", mock.Mock(return_value=None)))
         stack.enter_context(mock.patch.object(Tensor, "_reduce_ex_internal", pickled))
         answers = Answers()
         stack.enter_context(Checks(answers))

@@ -85,8 +85,8 @@ def test_a_verdict_that_nothing_passes(original, unlearned, control, whole, leve
     found = verdict({**phases, "control": placed(*control)}, {}, whole=whole)
     assert found.level == level
     assert found.text.startswith(begins)
-    assert (found.text.endswith(words.WHOLE), restated(found, phases, {}, None)) == (whole, found)
-    withheld = restated(found, {}, {}, None)  # of few users: no figure, and the same reason
+    assert (found.text.endswith(words.WHOLE), restated(found, phases, {})) == (whole, found)
+    withheld = restated(found, {}, {})  # of few users: no figure, and the same reason
     assert withheld.level == level
     assert not re.search(r"\d\.\d", withheld.text)
     assert withheld.text.startswith(found.text.split(" (")[0].split(":")[0])
