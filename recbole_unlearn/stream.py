@@ -43,21 +43,19 @@ class StreamResult:
         return drawn(["request", "deleted in all", *shown], rows)
 
 
-def run_stream(
-    model: str | type | None = None, dataset: str | None = None, *, forget: str | None = None,
-    output_dir: str | Path | None = None, checkpoint: str | Path | None = None,
-    config_dict: dict[str, Any] | None = None, **arguments: Any,
-) -> StreamResult:  # fmt: skip
+def run_stream(model: str | type | None = None, dataset: str | None = None, **arguments: Any) -> StreamResult:
     """Run a stream of requests; the arguments are those of :func:`~recbole_unlearn.quick_start.run_unlearn`."""
-    values = {**(config_dict or {}), "save_unlearned": True}
-    given = {key: values.pop(key, None) for key in ("forget", "output_dir", "checkpoint")}
-    protocol = Protocol.read(forget or given["forget"])
-    if protocol is None or protocol.kind != "stream":
+    values = {**(arguments.pop("config_dict", None) or {}), "save_unlearned": True}
+    given = [(arguments.pop(key, None), values.pop(key, None)) for key in ("forget", "output_dir", "checkpoint")]
+    forget, place, checkpoint = (one or other for one, other in given)
+    protocol = Protocol.read(forget)
+    if not protocol or protocol.kind != "stream" or not (request := Protocol.read(protocol.values[1])):
         raise UnlearnError("A stream is forget=stream:K:REQUEST, for example stream:4:random:5%.")
-    number, request = int(protocol.values[0]), Protocol.read(protocol.values[1])
-    assert request is not None
-    checkpoint, records = checkpoint or given["checkpoint"], []
-    directory = Path(output_dir or given["output_dir"] or Path("saved") / f"stream-{get_local_time()}")
+    number, directory, records = (
+        int(protocol.values[0]),
+        Path(place or Path("saved") / f"stream-{get_local_time()}"),
+        [],
+    )
     for place in range(1, number + 1):
         part, folder = request._replace(part=(place, number)), directory / str(place)
         outcome = run_unlearn(

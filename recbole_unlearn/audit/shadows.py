@@ -13,7 +13,6 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,7 +90,6 @@ class Work(NamedTuple):
     phases: list[MethodPhase]
     cache: settings.CacheSettings
     number: int  # of shadow models
-    is_real: bool  # a request of people: models that saw it are not kept
 
     def saw(self) -> np.ndarray:
         """Which shadow models are trained on which deleted pairs (N, n): of a couple, each on one half."""
@@ -118,7 +116,7 @@ def run_round(work: Work, place: int) -> dict[str, np.ndarray]:
     with tempfile.TemporaryDirectory() as folder, without_messages():
         quiet = {"checkpoint_dir": folder, "output_dir": None, "show_progress": False}
         trainings = Trainings(work.cache, work.config["threads"])
-        if work.is_real:
+        if not work.data.is_made_up:
             trainings.protect(work.data)
         # Retraining adds one to the seed of its run.
         config = work.config.replace(**quiet, seed=base + 2 * place).without_curves()
@@ -160,17 +158,16 @@ def audit_unlearn(model: str | type | None = None, dataset: str | None = None, *
 
 
 def _audit(pipeline: Pipeline, forget: Any) -> AuditResult:
-    config, number = pipeline.config, settings.read(settings.AuditSettings, pipeline.config).shadows
+    config, number = pipeline.config, pipeline.evaluation.shadows
     if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
         raise UnlearnError(
             f"{config['model']} ranks after histories, and shadow models are asked for pairs: audit general models, "
             "or use --compare=retrain, which measures rmia for sequential ones too."
         )
-    if number % 2 or pipeline.checkpoint is not None:
-        raise UnlearnError(
-            f"shadows={number} is odd, but shadow models come in couples." if number % 2 else
-            "An audit trains all its models itself: give --model and --dataset instead of --checkpoint."
-        )  # fmt: skip
+    if number % 2:
+        raise UnlearnError(f"shadows={number} is odd, but shadow models come in couples.")
+    if pipeline.checkpoint is not None:
+        raise UnlearnError("An audit trains all its models: give --model and --dataset instead of --checkpoint.")
     start = time.perf_counter()
     pipeline.prepare(forget)
     data, seen = pipeline.data, pipeline.discretion
@@ -186,7 +183,7 @@ def _audit(pipeline: Pipeline, forget: Any) -> AuditResult:
         phases.append(MethodPhase(RETRAINED, retrain, checked_settings(retrain, config)))
     run, cache = pipeline.run_settings, settings.read(settings.CacheSettings, config)
     cache = dataclasses.replace(cache, cache=cache.cache and run.ray_address is None)
-    work = Work(config, data, pairs, phases, cache, number, not data.is_made_up)
+    work = Work(config, data, pairs, phases, cache, number)
     parts = [pipeline.trainings.key(config, part) for part in (data.full, data.retain)]
     parts += [f"{phase.name} {phase.settings}" for phase in phases] + [str(number)]
     # Another audit in this directory has another folder.
@@ -211,7 +208,8 @@ def _rounds(work: Work, workers: Workers, folder: Path) -> dict[str, np.ndarray]
     make_directory(folder)
     files = [folder / f"{place:03}.npz" for place in range(work.number)]
     missing = [place for place, file in enumerate(files) if not file.is_file()]
-    _announce(work, missing)
+    if missing:
+        _announce(work, len(missing))
     shown = bool(work.config["show_progress"])
     start, done = time.perf_counter(), 0
     with progress_bar("Audit", work.number, shown and bool(missing), "round") as bar:
@@ -227,22 +225,18 @@ def _rounds(work: Work, workers: Workers, folder: Path) -> dict[str, np.ndarray]
     return {name: np.array([one[name] for one in kept]) for name in kept[0]}
 
 
-def _announce(work: Work, missing: Sequence[int]) -> None:
+def _announce(work: Work, missing: int) -> None:
     """Log what an audit trains, and about how long that takes, by one epoch of one model."""
-    if not missing:
-        return
-    again = sum(phase.method.exact for phase in work.phases)
-    trainings, epochs = len(missing) * (2 + again), int(work.config["epochs"])
+    methods, epochs = ", ".join(phase.method.name for phase in work.phases), int(work.config["epochs"])
+    trainings = missing * (2 + sum(phase.method.exact for phase in work.phases))
     short = work.config.replace(epochs=1, output_dir=None, show_progress=False).without_curves()
     with without_messages():
         apart = Trainings(dataclasses.replace(work.cache, cache=False), 1)
         epoch = apart.train(short, work.data.retain, "first epoch").seconds or 0.0
-    left = epoch * epochs * trainings / min(free_cores(), len(missing))
-    logger.info(
-        "Audit of %s with %s: %s, %s of at most %s each: about %s of training.",
-        ", ".join(phase.method.name for phase in work.phases), counted(work.number, "shadow model"),
-        counted(len(missing), "round"), counted(trainings, "training"), counted(epochs, "epoch"), duration(left),
-    )  # fmt: skip
+    left = duration(epoch * epochs * trainings / min(free_cores(), missing))
+    text = "Audit of %s with %d shadow models: %s, %s of at most %s each: about %s of training."
+    counts = counted(missing, "round"), counted(trainings, "training"), counted(epochs, "epoch")
+    logger.info(text, methods, work.number, *counts, left)
 
 
 def _judged(margins: dict[str, np.ndarray], work: Work, shows_all: bool) -> dict[str, Any]:

@@ -110,9 +110,8 @@ class Cell(NamedTuple):
     @property
     def request(self) -> str | None:
         """A name for its file of requests, as results and directories have it."""
-        return (
-            re.sub(r"[^A-Za-z0-9._-]", "_", Path(self.subject).stem)[:64] if isinstance(self.subject, str) else None
-        )
+        file = isinstance(self.subject, str)
+        return re.sub(r"[^A-Za-z0-9._-]", "_", Path(str(self.subject)).stem)[:64] if file else None
 
     @property
     def name(self) -> str:
@@ -400,10 +399,8 @@ def run_cell(cell: Cell) -> dict[str, bytes]:
     """Do one run in a temporary directory; returns the content of its files by their names."""
     with tempfile.TemporaryDirectory(prefix="recbole-unlearn-") as work:
         folder = Path(work) / cell.name
-        with opened(cell.model_or_class, cell.dataset, output_dir=folder, config_dict=cell.settings()) as (
-            pipeline,
-            wanted,
-        ):
+        values = cell.settings()
+        with opened(cell.model_or_class, cell.dataset, output_dir=folder, config_dict=values) as (pipeline, wanted):
             pipeline.run(wanted)
         found = sorted(path for path in folder.rglob("*") if path.is_file())
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
@@ -421,13 +418,10 @@ def _placed(cell: Cell) -> Cell:
 
 def _is_done(directory: Path, cell: Cell) -> bool:
     """Whether the cell has a result; one that was made with other settings or methods is refused."""
-    folder = directory / cell.name
-    if not (folder / "result.json").exists():
+    folder, result = directory / cell.name, directory / cell.name / "result.json"
+    if not result.exists():
         return False
-    if (
-        isinstance(cell.subject, str)
-        and Path(cell.subject).stat().st_mtime > (folder / "result.json").stat().st_mtime
-    ):
+    if isinstance(cell.subject, str) and Path(cell.subject).stat().st_mtime > result.stat().st_mtime:
         raise UnlearnError(f"{folder} has a result that is older than {cell.subject}. Remove it to do it again.")
     found = report.read_mapping(folder / ASKED)
     before, own = (dict(flat(tree, " / ")) for tree in (found, cell.asked))  # methods, settings, methods_settings

@@ -20,10 +20,8 @@ BEYOND = 0.05  # of that way that a model may go too far: an item below its plac
 LEAST = 0.01  # demotion rates and AUCs that differ by less are the same
 _BESIDE = "; for information: "  # before figures of an exact model
 _SAID = read_yaml(properties_dir() / "verdict.yaml")
-UNCHANGED, DONE, NOTHING, EMPTIED, WHOLE = (
-    _SAID[key] for key in ("unchanged", "done", "nothing", "emptied", "whole")
-)
-_WORDS, SHORT = _SAID["words"], _SAID["short"]
+_WORDS, SHORT, UNCHANGED, DONE = (_SAID[key] for key in ("words", "short", "unchanged", "done"))
+NOTHING, EMPTIED, WHOLE = (_SAID[key] for key in ("nothing", "emptied", "whole"))
 
 
 def verdict(
@@ -222,9 +220,8 @@ def _beside(phases: Phases) -> str:
     """How an exact model differs from the original and from the retrained one, which says nothing against it."""
     others, told = {"retrained": RETRAINED, "original": ORIGINAL}, []
     for title, path in {"demotion rate": ("demotion_rate",), "attack AUC": ("attack", "auc")}.items():
-        own, *rest = (
-            decimal(phases.get(name, PhaseResult()).figure(*path), 3) for name in (UNLEARNED, *others.values())
-        )
+        found = (phases.get(name, PhaseResult()).figure(*path) for name in (UNLEARNED, *others.values()))
+        own, *rest = (decimal(one, 3) for one in found)
         beside = [f"{name} {value}" for name, value in zip(others, rest, strict=True) if value not in (own, MISSING)]
         told += [f"{title} {', '.join([own, *beside])}"] if own != MISSING and beside else []
     return f"{_BESIDE}{'; '.join(told)}" if told else ""

@@ -11,15 +11,9 @@ from recbole_unlearn.settings import Role, UnlearnConfig, setting
 
 @dataclasses.dataclass(frozen=True)
 class GivenSettings:
-    """Where the unlearned model is."""
+    """Where the models are."""
 
     unlearned: str | None = setting("evaluate: the unlearned model.", role=Role.PLACE, per_run=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class RetrainedSettings:
-    """Where the retrained model is."""
-
     retrained: str | None = setting("evaluate: the retrained model.", role=Role.PLACE, per_run=False)
 
 
@@ -28,6 +22,7 @@ class Given(UnlearnTrainer):
     """The model of a checkpoint, as it is."""
 
     verb = "load the model"
+    role = "unlearned"
     on_sequences = True
     on_knowledge = True
     fits_closed_forms = True  # a closed form is not fitted: its file has it
@@ -35,15 +30,14 @@ class Given(UnlearnTrainer):
     @classmethod
     def check(cls, settings: Any, config: UnlearnConfig) -> None:
         """Refuse runs without a model to load."""
-        if next(iter(vars(settings).values())) is None:
+        if getattr(settings, cls.role) is None:
             raise UnlearnError(
                 f"{cls.name} measures a model that other code made: use `recbole-unlearn evaluate` (docs/judging.md)."
             )
 
     def apply(self, task: UnlearnTask) -> Outcome:
         """Load the model; how long it took to make is not known."""
-        (path,) = vars(task.settings).values()
-        checkpoint = read_checkpoint(path, task.config.model_class)
+        checkpoint = read_checkpoint(getattr(task.settings, self.role), task.config.model_class)
         if checkpoint.trained is None or checkpoint.model != task.config["model"]:
             raise UnlearnError(
                 f"{shown(checkpoint.path)} is not one model of {task.config['model']}, which the original is."
@@ -52,8 +46,9 @@ class Given(UnlearnTrainer):
         return Outcome()
 
 
-@method("given_retrained", "Load a model that other code retrained, as the reference.", RetrainedSettings)
+@method("given_retrained", "Load a model that other code retrained, as the reference.", GivenSettings)
 class GivenRetrained(Given):
     """As :class:`Given`; all others are measured against it."""
 
+    role = "retrained"
     reference = True

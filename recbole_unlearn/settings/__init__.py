@@ -14,7 +14,6 @@ from recbole_unlearn.settings.declare import Role, as_list, declared, names, rea
 from recbole_unlearn.settings.groups import (
     GROUPS,
     RECBOLE,
-    AuditSettings,
     CacheSettings,
     EvaluationSettings,
     ForgetSettings,

@@ -112,6 +112,7 @@ class EvaluationSettings:
         "With a retrained model to compare with: epochs for which copies of both models are trained on, to see what "
         "comes back; auto is 3 for BPR and LightGCN and 0 for others.", words=("auto",), low=0,
     )
+    shadows: int = setting("audit: shadow models, an even number (docs/judging.md).", low=4, per_run=False)
     min_group: int = setting(
         "Users a group needs before its figures are shown; fewer could be recognised. 1 shows all, for research.",
         low=1,
@@ -150,13 +151,6 @@ class GridSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class AuditSettings:
-    """Attacks on single examples by `recbole-unlearn audit`; docs/judging.md."""
-
-    shadows: int = setting("Shadow models of an audit, an even number.", low=4, per_run=False)
-
-
-@dataclasses.dataclass(frozen=True)
 class CacheSettings:
     """Trained models are kept, so that a second run does not train again."""
 
@@ -167,7 +161,7 @@ class CacheSettings:
 
 GROUPS: dict[str, type] = {
     "Run": RunSettings, "Forget set": ForgetSettings, "Record": RecordSettings, "Evaluation": EvaluationSettings,
-    "Tuning": TuneSettings, "Grid": GridSettings, "Audit": AuditSettings, "Cache": CacheSettings,
+    "Tuning": TuneSettings, "Grid": GridSettings, "Cache": CacheSettings,
 }
 
 # fmt: on

@@ -96,7 +96,7 @@ def test_each_shadow_model_has_half_and_its_couple_the_other_half(make_config, s
     splits = load(config).splits
     data = Protocol.read("random:40%").divided(Source(splits, None), 7)
     pairs = Pairs = shadows.Pairs.of(data, 7)
-    work = shadows.Work(config, data, pairs, [], None, 6, False)
+    work = shadows.Work(config, data, pairs, [], None, 6)
     saw, train = work.saw(), splits.train
     assert saw.shape == (6, Pairs.ends[0])
     assert (saw.sum(axis=0) == 3).all()
