@@ -51,11 +51,8 @@ def run_stream(model: str | type | None = None, dataset: str | None = None, **ar
     protocol = Protocol.read(forget)
     if not protocol or protocol.kind != "stream" or not (request := Protocol.read(protocol.values[1])):
         raise UnlearnError("A stream is forget=stream:K:REQUEST, for example stream:4:random:5%.")
-    number, directory, records = (
-        int(protocol.values[0]),
-        Path(place or Path("saved") / f"stream-{get_local_time()}"),
-        [],
-    )
+    number, records = int(protocol.values[0]), []
+    directory = Path(place or Path("saved") / f"stream-{get_local_time()}")
     for place in range(1, number + 1):
         part, folder = request._replace(part=(place, number)), directory / str(place)
         outcome = run_unlearn(

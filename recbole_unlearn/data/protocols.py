@@ -51,9 +51,8 @@ class Protocol(NamedTuple):
         if not colon or kind not in _EXPECTED:
             return None
         found = re.fullmatch(_EXPECTED[kind], rest)
-        if found is None or (kind in ("core", "edge", "random") and not 0 < float(found[1]) < 100):
-            raise UnlearnError(f"forget={shown(forget)} is not valid: expected {FORMS}.")
-        if kind == "stream" and cls.read(found[2]) is None:
+        none_or_all = found is not None and kind in ("core", "edge", "random") and not 0 < float(found[1]) < 100
+        if found is None or none_or_all or (kind == "stream" and cls.read(found[2]) is None):
             raise UnlearnError(f"forget={shown(forget)} is not valid: expected {FORMS}.")
         return cls(kind, found.groups())
 
