@@ -53,6 +53,12 @@ def printed(value: float, style: str) -> str:
     return text if "%" in text else re.sub(r"\b0(?=\.)", "", text)
 
 
+def github(rows: list[list], heads: list[str]) -> str:
+    """A table in Markdown, without the spaces that align its source."""
+    text = tabulate(rows, heads, tablefmt="github", disable_numparse=True)
+    return re.sub("--+", "---", re.sub("  +", " ", text))
+
+
 def written(page: Path, name: str, text: str) -> None:
     """Put ``text`` between the marks of ``name`` in a page."""
     found, number = re.subn(
@@ -99,7 +105,7 @@ def results_tables(out: Path) -> dict[str, str]:
                 )
             rows.append([*row, ", ".join(cell["verdict"] for cell in cells)])
         heads = ["", "seeds", *(head for head, *_ in columns), "verdicts"]
-        tables[kind] = tabulate(rows, heads, tablefmt="github", disable_numparse=True)
+        tables[kind] = github(rows, heads)
     return tables
 
 
@@ -167,9 +173,8 @@ def leaderboard(folders: list[Path]) -> str:
             rows.append([name, *shown, ", ".join(one.get("verdict", "") for one in ones).strip(", ")])
         seeds = len({one["seed"] for ones in cell.values() for one in ones})
         heads = ["", *(head for head, *_ in RANKED), "verdicts"]
-        text = tabulate(rows, heads, tablefmt="github", disable_numparse=True)
-        lines.append(f"## {dataset}, {request}, {model} ({seeds} seeds)\n\n{re.sub('  +', ' ', text)}")
-    return re.sub("--+", "---", "\n\n".join(lines))
+        lines.append(f"## {dataset}, {request}, {model} ({seeds} seeds)\n\n{github(rows, heads)}")
+    return "\n\n".join(lines)
 
 
 AUDITED = ("original", "retrained", "rebuild", "unlearned", "finetune", "rrl")
@@ -193,7 +198,7 @@ def audits_table(out: Path) -> str:
             cells.append(" · ".join(figures))
         rows.append([f"{audit['model']}, {audit['dataset']}, {kind}", *cells])
         names = [audit["method"] if name == UNLEARNED else SAID.get(name, name) for name in AUDITED]
-    return tabulate(rows, ["AUC · TPR at 1 % FPR · worst tenth", *names], tablefmt="github", disable_numparse=True)
+    return github(rows, ["AUC · TPR at 1 % FPR · worst tenth", *names])
 
 
 def grid_record(grid: Path, record: Path) -> None:

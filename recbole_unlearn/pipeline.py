@@ -424,7 +424,7 @@ def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any
         (ModelType.KNOWLEDGE, "on_knowledge", "a knowledge-aware model", "a knowledge graph"),
     ):
         if config["MODEL_TYPE"] == kind and not getattr(method, ability):
-            able = ", ".join(one.name for one in METHODS.all() if getattr(one, ability))
+            able = ", ".join(one.name for one in METHODS.all() if getattr(one, ability) and one.verb == method.verb)
             what = f"{config['model']} is {model}, and {method.name} does not work on {gap}"
             raise UnlearnError(f"{what}. Use {able}.")
     if method.needs_original and (reason := settings.only_retrained(config.model_class)):

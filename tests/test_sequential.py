@@ -14,7 +14,7 @@ from recbole.config import Config
 from recbole.data.interaction import Interaction
 from torch import nn
 
-from recbole_unlearn import run_unlearn, tune_unlearn, unlearn_model
+from recbole_unlearn import run_unlearn, unlearn_model
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.methods import UnlearnTask, UnlearnTrainer, WindowLosses
 from recbole_unlearn.rows import find_tables, rarest
@@ -134,13 +134,6 @@ def test_obliviate_changes_rows_of_the_request_alone(quick, model):
     for name in changed:
         differs = (original.state_dict()[name] != now[name]).reshape(len(now[name]), -1)
         assert torch.isin(differs.any(dim=1).nonzero().flatten(), touched[name]).all(), name
-
-
-def test_a_sweep_needs_the_retrained_model(quick):
-    """Nothing else shows where deleted items belong, and by utility alone the best is to forget nothing."""
-    values = quick("SASRec", unlearn="finetune")
-    said = r"only a retrained one shows .* add --compare=retrain"
-    refused(said, tune_unlearn, "SASRec", "tiny", forget={"user_id": ["u1"]}, config_dict=values)
 
 
 def test_data_without_times_or_with_windows_of_its_own_is_refused(quick, tmp_path):
