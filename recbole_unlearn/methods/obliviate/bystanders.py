@@ -18,8 +18,8 @@ from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import RetainedIndex
 from recbole_unlearn.settings import scores_pairs
 
-SCORES = 2**24  # users × items that are ranked, at most
-LEAST = 500  # with fewer interactions chance would decide
+SCORES, MOST = 2**24, 2**26  # interactions × items that are ranked: as a rule, and for ENOUGH interactions at most
+LEAST, ENOUGH = 500, 2400  # with fewer interactions chance would decide; it did with 591, on yelp10k
 TOP = 10.0  # places that count
 FALLS = 0.01  # the share of the score that may be lost
 
@@ -37,7 +37,8 @@ class Bystanders:
             order = torch.randperm(index.sizes["user"], generator=generator)[users[others]]
             chosen = others[torch.argsort(order, stable=True)[: 2 * LEAST]]
         else:
-            chosen = others[torch.randperm(len(others), generator=generator)[: SCORES // index.sizes["item"]]]
+            number = max(SCORES // index.sizes["item"], min(ENOUGH, MOST // index.sizes["item"]))
+            chosen = others[torch.randperm(len(others), generator=generator)[:number]]
         self.items = items[chosen]
         if isinstance(task.data.retain, SequenceSplits):  # a line of scores for each window
             self.batch, self.line = task.data.retain.read(valid.inter_feat[chosen]), torch.arange(len(chosen))

@@ -64,6 +64,11 @@ def test_people_who_did_not_ask_lose_nothing(make_config, quick, monkeypatch, ca
         assert (len(watched.items), int((torch.bincount(watched.line) < every).sum()) <= 1) == (10, True)
     if model != "BPR":  # for SASRec, too few items here for a map
         return
+    for scores, most, number in ((0, 10**6, 7), (0, 3 * 61, 3), (9 * 61, 0, 9)):  # of 61 items
+        for name, value in (("SCORES", scores), ("MOST", most), ("ENOUGH", 7)):
+            monkeypatch.setattr(bystanders, name, value)
+        assert len(bystanders.Bystanders(trainer, task, rest_of(task.index, data.deleted)[0]).items) == number
+    monkeypatch.setattr(bystanders, "SCORES", 2**24)
     before, maps = weights(trainer.model), trainer.prepare(task).maps
     nonsense = maps._replace(transform={side: 9 - 7 * value for side, value in maps.transform.items()})
     monkeypatch.setattr(new_start, "learn", lambda *args: nonsense)
