@@ -173,7 +173,9 @@ def leaderboard(folders: list[Path]) -> str:
             rows.append([name, *shown, ", ".join(one.get("verdict", "") for one in ones).strip(", ")])
         seeds = len({one["seed"] for ones in cell.values() for one in ones})
         heads = ["", *(head for head, *_ in RANKED), "verdicts"]
-        lines.append(f"## {dataset}, {request}, {model} ({seeds} seeds)\n\n{github(rows, heads)}")
+        lines.append(
+            f"## {dataset}, {request}, {model} ({seeds} {'seed' if seeds == 1 else 'seeds'})\n\n{github(rows, heads)}"
+        )
     return "\n\n".join(lines)
 
 
