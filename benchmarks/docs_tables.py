@@ -27,6 +27,7 @@ from tabulate import tabulate
 from recbole_unlearn.report import read_result, write_comparison
 from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED
 from recbole_unlearn.results.table import table
+from recbole_unlearn.text import counted
 
 # Columns of the tables of docs/results.md: a head, a figure, its format, and how the worst run is found.
 COLUMNS: dict[str, list[tuple]] = {
@@ -173,9 +174,7 @@ def leaderboard(folders: list[Path]) -> str:
             rows.append([name, *shown, ", ".join(one.get("verdict", "") for one in ones).strip(", ")])
         seeds = len({one["seed"] for ones in cell.values() for one in ones})
         heads = ["", *(head for head, *_ in RANKED), "verdicts"]
-        lines.append(
-            f"## {dataset}, {request}, {model} ({seeds} {'seed' if seeds == 1 else 'seeds'})\n\n{github(rows, heads)}"
-        )
+        lines.append(f"## {dataset}, {request}, {model} ({counted(seeds, 'seed')})\n\n{github(rows, heads)}")
     return "\n\n".join(lines)
 
 
