@@ -4,6 +4,7 @@ import hmac
 import multiprocessing
 import os
 import stat
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -34,7 +35,8 @@ def test_a_key_is_made_once_for_its_owner_alone(home):
 
 def test_of_two_processes_the_first_makes_it(home):
     home.parent.mkdir(parents=True)
-    with multiprocessing.get_context("fork").Pool(4) as pool:
+    # An executor lets its processes end; a pool kills them, and one that waits for a lock then may stay.
+    with ProcessPoolExecutor(4, multiprocessing.get_context("fork")) as pool:
         assert len(set(pool.map(hash_keys.load_key, [None] * 8, chunksize=1))) == 1
 
 
