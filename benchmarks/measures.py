@@ -54,8 +54,9 @@ def main() -> None:
             start = time.perf_counter()
             measurement = Measurement(config, data, test, 100)
             names = ("original", "unlearned", "retrained")
-            phases = {name: measurement.phase(name, t) for name, t in zip(names, models.values(), strict=True)}
-            measurement.compare(phases)
+            phases = {name: measurement.measure(t) for name, t in zip(names, models.values(), strict=True)}
+            for one in phases.values():
+                measurement.distances(one, phases["retrained"])
             everything.append((time.perf_counter() - start) / len(names))
     one, all_of_them = statistics.median(plain), statistics.median(everything)
     print(

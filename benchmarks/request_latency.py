@@ -34,14 +34,14 @@ from trainings import settings_of
 from recbole_unlearn.data import load
 from recbole_unlearn.methods.obliviate import obliviate
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.state import Change, State, Store, database, live, worker
+from recbole_unlearn.state import Change, State, Store, database, live, submit, worker
 from recbole_unlearn.training import train_here
 
 EPOCHS = {"BPR": 5, "LightGCN": 2}  # how large a request's region is depends on the data alone
 REQUESTS = {1: 20, 10: 10, 100: 5}  # by users in a request
 # What is timed: the part of the table, where the function is, and its name there.
 PARTS: list[tuple[str, Any, str]] = [
-    ("find", worker, "find"),
+    ("find", submit, "find"),
     ("find", worker, "refuse_emptying"),
     ("graph", live.LiveModel, "_take_out"),
     ("new start", obliviate.Request, "start_again"),

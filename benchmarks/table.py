@@ -15,16 +15,16 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from recbole_unlearn.report import (
+from recbole_unlearn.report.comparison import (
     Entry,
     affected_ndcg,
-    difference,
     grouped,
     ratio_of_sums,
     read_result,
     recovered,
     results_in,
 )
+from recbole_unlearn.report.page import difference
 
 DIGITS = {"recovered": 2, "gap": 3, "AUC": 3, "overlap": 2, "seconds": 1, "speed-up": 1}
 SPREAD = {"all", "affected", "recovered", "gap"}

@@ -1,8 +1,11 @@
 """The layers of the house: a room imports only from those before it, and no family of methods from another."""
 
 import ast
+import sys
 
-from tests.conftest import ROOT
+import pytest
+
+from tests.conftest import ROOT, run_command
 
 PACKAGE = "recbole_unlearn"
 # From the ground up; the longest name that fits a module is its layer. Those of one text may import each other.
@@ -69,3 +72,9 @@ ALLOWED_MANY = {
     "recbole_unlearn.pipeline", "recbole_unlearn.methods.obliviate.obliviate", "recbole_unlearn.grid.run",
     "recbole_unlearn.tuning.sweep", "recbole_unlearn.state.state", "recbole_unlearn.audit.shadows",
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("module", ["report.comparison", "report.figures", "files.retained_data", "state.receipt"])
+def test_a_module_can_be_imported_first(module, tmp_path):
+    """Rooms whose names are imported on first use must not lead around in a circle."""
+    run_command([sys.executable, "-c", f"import {PACKAGE}.{module}"], tmp_path)

@@ -27,6 +27,6 @@ else:
         """Import a name on first use, from the first of these that has it: a receipt is written without torch."""
         for home in ("atomic", "hash_keys", "retained_data", "safe_load", "safe_pickle", "checkpoint"):
             module = importlib.import_module(f"{__name__}.{home}")
-            if name in vars(module):
-                return getattr(module, name)
+            if name in (home, *vars(module)):
+                return getattr(module, name, module)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,8 +21,8 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Import a name on first use, from the first of these that has it: a receipt is written without torch."""
-        for home in ("page", "comparison", "run_report", "audit_page"):
+        for home in ("page", "figures", "comparison", "run_report", "audit_page"):
             module = importlib.import_module(f"{__name__}.{home}")
-            if name in vars(module):
-                return getattr(module, name)
+            if name in (home, *vars(module)):
+                return getattr(module, name, module)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
