@@ -3,7 +3,7 @@
     python benchmarks/obliviate.py --dataset=ml-1m --data_path=DIR --models=BPR,LightGCN --seeds=2020,2021,2022
 
 Each cell is one run of `run_unlearn`, whose result.json stays in OUT; a second call goes on where the first one
-stopped. Retraining has a seed of its own for each cell, so it is done in the same run as what it is compared with.
+stopped. Retraining has the cell's seed plus one, and is done in the same run as what it is compared with.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="2020,2021,2022")
     parser.add_argument("--variants", action="store_true", help="also variants of obliviate itself")
     parser.add_argument("--methods", default=",".join(PRESETS), help="to compare with; empty for none")
-    parser.add_argument("--cached", dest="fresh", action="store_false", help="retraining may come from the cache")
+    parser.add_argument("--cached", dest="fresh", action="store_false", help="models may come from the cache")
     parser.add_argument("--cache_dir", default="saved/cache")
     parser.add_argument("--settings", default="{}", help="more settings of every run, as YAML: {relearn_epochs: 10}")
     parser.add_argument("--out", default="saved/benchmark")
